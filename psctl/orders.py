@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from psctl.message_costs import UNKNOWN_COSTS, MeasuredCosts
-from psctl.types import BUCKET, PLAIN, Address, Compression, JsonObject
+from psctl.types import PLAIN, Address, Compression, JsonObject
 
 
 class HostOrder(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     factor_rows: int | None = None  # rows of a worker's batch, where gradients of linear layers may go as factors
     compute: float | None = None  # seconds of compute of a step, for the plan
     replan: bool = False  # another strategy may be taken at a checkpoint, when the first steps are measured
-    bucket: int = BUCKET  # bytes of gradients that a collective sums together; 0: measured in the first steps
+    bucket: int | None = None  # bytes of gradients that a collective sums together; 0: measured in the first steps
     log_limit: int = 10**9  # bytes of the log files of a rank on a host
     added: int = 0  # so many of `hosts`, the last ones, were added while the job ran
     costs: MeasuredCosts = UNKNOWN_COSTS  # of messages

@@ -38,9 +38,14 @@ PARTS_BUCKET = 4_000_000
 the first layers wait for one."""
 
 
-def bucket_in_parts(bucket: int) -> int:
-    """Return the bytes of a bucket where the optimizer is sharded; `bucket`: those of a sum, BUCKET by default."""
-    return PARTS_BUCKET if bucket in (0, BUCKET) else bucket
+def bucket_bytes(given: int | None, *, sharded: bool = False) -> int:
+    """Return the bytes of a bucket of gradients.
+
+    Args:
+        given: by the job file; None: nothing is; 0: measured in the first steps, which begin with the default.
+        sharded: the optimizer is.
+    """
+    return given or (PARTS_BUCKET if sharded else BUCKET)
 
 
 RACK = "rack"

@@ -12,7 +12,7 @@ import msgspec
 
 from psctl import types
 from psctl.job.message import JobMessage
-from psctl.types import BUCKET, NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Shard, State, TensorSlice
+from psctl.types import NO_SERVERS, PLAIN, Address, Assignment, Compression, Layout, Shard, State, TensorSlice
 
 MOST_PEERS = 64
 """Peers whose bytes a report has one by one, the most bytes first; those of further peers are one sum.
@@ -138,8 +138,8 @@ class Decision(JobMessage, frozen=True):
     train. `hosts`: ranks that share a host, whose gradients are summed before others' (ps/dense/host_sums.py).
     `racks`: by rank, the rack, where `hosts` has the ranks of each rack instead, and values are forwarded within it.
     `factors`: weights of linear layers whose gradients are sent as factors, with at most `factor_rows` rows a worker.
-    `bucket`: bytes of gradients that a collective sums together; 0: measured in the first steps. `start`: the broadcast
-    of start values over the connections of the sums; None: a sum with zeros.
+    `bucket`: bytes of gradients that a collective sums together; 0: measured in the first steps; None: the default.
+    `start`: the broadcast of start values over the connections of the sums; None: a sum with zeros.
     """
 
     strategy: str
@@ -158,7 +158,7 @@ class Decision(JobMessage, frozen=True):
     hosts: tuple[tuple[int, ...], ...] = ()
     factors: tuple[str, ...] = ()
     factor_rows: int = 0
-    bucket: types.Size = BUCKET
+    bucket: types.Size | None = None
     start: CollectiveChoice | None = None
     racks: tuple[str, ...] = ()
 

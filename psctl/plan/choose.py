@@ -41,7 +41,7 @@ from psctl.plan.simulation.schedule_timing import Timing
 from psctl.plan.step_terms import StepTerm, schedule_terms, server_terms
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.catalog import ScheduleOptions
-from psctl.types import BUCKET, DIVISIBLE, FIRST_BUCKET, STRATEGIES, Layout, bucket_in_parts, consistency
+from psctl.types import BUCKET, DIVISIBLE, FIRST_BUCKET, STRATEGIES, Layout, bucket_bytes, consistency
 from psctl.units import format_bytes, format_seconds
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -154,7 +154,7 @@ def choose(
     plan = planner.plan(known if known is not None else UNKNOWN, decided)
     if decided and layout is not None and not planner.on_gpus:
         plan = _with_start(inputs, plan, layout)
-    if hooked and order.bucket != BUCKET:
+    if hooked and order.bucket is not None:
         raise UsageError(
             "sync.bucket with gradients from DistributedDataParallel (psctl.accelerate_ddp), which makes the buckets",
             "leave bucket out, and give DistributedDataParallel bucket_cap_mb=; or use run.prepare",
@@ -416,13 +416,13 @@ class Planner:
         if request.period > 1:
             return only, after_period(compute, sum(times), request.period)
         by_worker = summed_in_backward(compute, parts, times)
-        small = buckets(size, bucket_in_parts(request.bucket))
+        small = self._buckets(size, "sharded")
         short = self._bucket_seconds(found.seconds, found.timing.waiting, size, small)
         seconds = pushed_and_pulled(compute, sum(short) / 2, sum(short) / 2, len(small)).seconds
         in_parts = StepTime(seconds, compute + sum(times) - seconds)
         # What smaller buckets alone would gain is no reason: a lost worker is not replaced then.
         least = min(by_worker.seconds, summed_in_backward(compute, [float(part) for part in small], short).seconds)
-        free = request.in_parts and not request.hooked and found.strategy in DIVISIBLE
+        free = request.may_be_sharded and found.strategy in DIVISIBLE
         if only == "sharded" or (free and seconds * TIE < least):
             return "sharded", in_parts
         return "worker", by_worker
@@ -558,8 +558,10 @@ class Planner:
             limit = min(limit, TIE * ROUNDING * found[name].seconds) if timed else limit
         return found
 
-    def _buckets(self, size: int) -> tuple[int, ...]:
-        return buckets(size, self._request.bucket) if self._request.bucketed else (size,)
+    def _buckets(self, size: int, update: str = "") -> tuple[int, ...]:
+        """Return the bytes of each bucket; `update`: where the optimizer steps, if not as requested."""
+        sharded = "sharded" in (update, self._request.update)
+        return buckets(size, bucket_bytes(self._request.bucket, sharded=sharded)) if self._request.bucketed else (size,)
 
     def _candidate(self, name: str, found: Predicted | None, size: int, ps: _ServerTiming) -> PlanCandidate:
         why_not = self._why_not(name, ps.servers)
@@ -578,7 +580,7 @@ class Planner:
             return PlanCandidate(name, params, ps.seconds, ps.steps, ps.sent, where, True, None, *_times(step))
         sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
         update, step = self._summed_step(found, size)
-        buckets = {"buckets": len(self._buckets(size))} if self._request.bucketed else {}
+        buckets = {"buckets": len(self._buckets(size, update))} if self._request.bucketed else {}
         params = options_as_data(_played(found, update)) | buckets | self._compression_parameter
         params |= {"update": update} if update == "sharded" else {}
         where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)

@@ -13,7 +13,7 @@ from psctl.plan.simulation.cost_model import ASSUMED_RATE, FREE, engine_costs, p
 from psctl.plan.simulation.routes import SimulatedNetwork, places
 from psctl.topology.graph import NETWORK, Between, ClusterGraph, HostGraph, HostNode
 from psctl.topology.host.document import read_cluster_document
-from psctl.types import BUCKET, PLAIN, Compression, Layout, bucket_in_parts
+from psctl.types import PLAIN, Compression, Layout
 
 
 class PlanRequest(msgspec.Struct, frozen=True):
@@ -34,11 +34,11 @@ class PlanRequest(msgspec.Struct, frozen=True):
         encrypted: nothing may be sent between hosts unencrypted (network.require_encryption).
         on_gpus: gradients are on GPUs; None: where the ranks are.
         hooked: gradients come from DistributedDataParallel, whose buckets collectives sum.
-        bucket: bytes of a bucket of collectives.
+        bucket: bytes of a bucket of collectives; 0: measured in the first steps; None: the default.
         compute: seconds of compute of a step, forward and backward; None: not known.
         replan: the strategy may be one that `sync.replan` took; for the text of the reason.
         sums: under `ps` gradients are summed by host or by rack before they are pushed; auto: the faster.
-        in_parts: `update: auto` may have each worker step a part of the parameters.
+        in_parts: `update: auto` may have each worker step a part of the parameters, where the optimizer fits.
     """
 
     strategy: str = "auto"
@@ -55,11 +55,17 @@ class PlanRequest(msgspec.Struct, frozen=True):
     sealed: bool = True
     on_gpus: bool | None = None
     hooked: bool = False
-    bucket: int = BUCKET
+    bucket: int | None = None
     compute: float | None = None
     replan: bool = False
     sums: str = "auto"
-    in_parts: bool = False
+    in_parts: bool = True
+
+    @property
+    def may_be_sharded(self) -> bool:
+        """Whether each worker may step a part of the parameters without a request for it."""
+        able = self.optimizer and self.compression.off and self.bucket != 0 and not self.hooked
+        return self.in_parts and self.update == "auto" and able
 
     @property
     def halved(self) -> float:
@@ -85,13 +91,12 @@ def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
         compression=order.compression,
         encrypted=order.require_encryption,
         sealed=order.sealed,
-        bucket=bucket_in_parts(order.bucket) if order.update == "sharded" else order.bucket or BUCKET,
+        bucket=order.bucket,
         compute=order.compute,
         replan=order.replan,
         sums=order.sums,
-        in_parts=order.update == "auto" and fit and order.compression.off and order.factor_rows is None
-        and order.bucket != 0,
-    )  # fmt: skip
+        in_parts=order.factor_rows is None,
+    )
 
 
 class PlanInput:

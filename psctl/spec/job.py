@@ -132,13 +132,13 @@ class SyncSpec(Section, frozen=True):
         ),
     ] = None
     bucket: Annotated[
-        Auto | int,
+        Auto | int | None,
         size(1, also=AUTO),
         Doc(
-            "Bytes of gradients that a collective sums together; auto: the fastest size of those tried at first. 25 MB "
-            "mean 4 MB where the optimizer is sharded."
+            "Bytes of gradients that a collective sums together; auto: the fastest size of those tried at first; null: "
+            "25 MB, and 4 MB where the optimizer is sharded."
         ),
-    ] = types.BUCKET
+    ] = None
     size: Annotated[int | None, size(), Doc("Bytes of gradients, for planning before the run.")] = None
     compute: Annotated[
         float | None,
@@ -458,7 +458,7 @@ def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         yield from _check_racks(sync)
     if sync.factor_rows is not None:
         yield from _check_factors(sync)
-    if sync.bucket != types.BUCKET:
+    if sync.bucket is not None:
         yield from _check_bucket(sync)
     if sync.replan and (strategy != AUTO or spec.groups):
         why = f"strategy: {strategy}" if strategy != AUTO else "groups, which read servers: the strategy is ps"
@@ -545,7 +545,7 @@ def _check_factors(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
 
 def _check_bucket(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
     """Settings under which there are no buckets, or none that can be measured at every step."""
-    shown = AUTO if sync.bucket == AUTO else units.format_bytes(int(sync.bucket))
+    shown = units.format_bytes(sync.bucket) if isinstance(sync.bucket, int) else AUTO
     refused = {
         "strategy: ps": sync.strategy == "ps",
         f"consistency: {_mode(sync.consistency)}": sync.consistency != "bsp",

@@ -49,7 +49,7 @@ from psctl.sync.sharded_sync import ShardedBuckets, ShardedSync
 from psctl.sync.start_broadcast import give_start_values
 from psctl.sync.synchronizer import ExampleWeight, Synchronizer
 from psctl.train_state.training_parts import TrainingParts, load_saved, local_prefix
-from psctl.types import BUCKET, Layout, Member, State, TensorSlice, bucket_in_parts, consistency
+from psctl.types import Layout, Member, State, TensorSlice, bucket_bytes, consistency
 
 
 class JobSession(Protocol):
@@ -184,7 +184,7 @@ def _collective(parts: TrainingParts, decision: Decision, tools: Tools) -> Synch
         group.broadcast(values)
         backend = _on_engine(decision, group, device, tools)
     reducer = BucketReducer(
-        group, backend, parameters, halves, factors, size=decision.bucket or BUCKET, tuner=tuner,
+        group, backend, parameters, halves, factors, size=bucket_bytes(decision.bucket), tuner=tuner,
         on_chosen=tools.session.report_bucket_size,
     )  # fmt: skip
     return _stepping_on_workers(
@@ -215,7 +215,7 @@ def _sharded(parts: TrainingParts, decision: Decision, tools: Tools) -> ShardedS
             plane = session.connect_plane(schedule) if device.type == "cpu" and session.has_plane else None
             backend = SchedulePartition(ScheduleAllReduce(schedule, device, plane), split(schedule))
     shards = ShardedBuckets(
-        backend, decision.layout, list(trainable.values()), halves, device, bucket_in_parts(decision.bucket)
+        backend, decision.layout, list(trainable.values()), halves, device, bucket_bytes(decision.bucket, sharded=True)
     )  # fmt: skip
     if resume is not None and resume.checkpoint:
         shards.load(resume, session.load_slices)
@@ -231,7 +231,7 @@ def _tuner(
     parameters: Sequence[nn.Parameter], decision: Decision, tools: Tools, factors: Mapping[int, LinearFactors]
 ) -> BucketTuner | None:  # fmt: skip
     """Return what chooses the size of buckets; None where the job file gives it."""
-    if decision.bucket:
+    if decision.bucket != 0:
         return None
     saved = decision.resume.state.get("outer") if decision.resume is not None else None
     sizes = different_sizes(parameters, SIZES, apart=factors)
@@ -270,7 +270,7 @@ def _recoverable(
     parameters = list(trainable.values())
     reducer = RecoverableReducer(
         backend, parameters, halves, schedule, session.connect_plane_again, state, factors,
-        size=decision.bucket or BUCKET, tuner=tuner, on_chosen=session.report_bucket_size,
+        size=bucket_bytes(decision.bucket), tuner=tuner, on_chosen=session.report_bucket_size,
     )  # fmt: skip
     if replaces:
         reducer.take_state()

@@ -14,7 +14,7 @@ from psctl.job.checkpoint_messages import SaveBegin
 from psctl.job.membership_messages import ExamplesShared
 from psctl.job.process_messages import ScaleAnswer, ScaleWanted, StopWanted
 from psctl.job.training_messages import ScriptFinished, WorkerReport
-from psctl.types import BUCKET, PLAIN, Compression, Member
+from psctl.types import PLAIN, Compression, Member
 from psctl.worker.coordinator_session import CoordinatorSession
 from psctl.worker.run import Run
 from tests.helpers.memory_checkpoints import MemoryCheckpoint
@@ -71,7 +71,7 @@ class Job(ThreadedJob):
         seed: int = 0, resume: MemoryCheckpoint | None = None, target: int = 256, traces: dict[int, Any] | None = None,
         staleness: int | None = 0, period: int = 1, elastic: bool = False, host: Host | None = None,
         report_seconds: float = 0.05, free: int = 0, planes: Any = None,
-        factor_rows: int | None = None, bucket: int = BUCKET, compression: Compression = PLAIN,
+        factor_rows: int | None = None, bucket: int | None = None, compression: Compression = PLAIN,
     ) -> None:  # fmt: skip
         order = make_order(
             make_hosts(workers, free=free), strategy=strategy, update=update, every=every, seed=seed,

@@ -138,3 +138,13 @@ def test_the_halves_of_strategy_sharded_are_played_in_one_piece() -> None:
     parts = planned(strategy="sharded", update="sharded")
     assert "pieces" not in parts.options, "the default"
     assert next(row for row in parts.candidates if row.strategy == "sharded").params.keys() >= {"update", "buckets"}
+
+
+def test_buckets_are_smaller_where_the_optimizer_is_sharded_unless_their_size_is_given() -> None:
+    def count(**changes):
+        rows = {row.strategy: row for row in planned(strategy="ring", **changes).candidates}
+        return rows["ring"].params["buckets"]
+
+    assert count(update="worker") == 5
+    assert count(update="sharded") == count(update="auto", compute=1.0) == 26
+    assert count(update="sharded", bucket=25_000_000) == count(update="worker", bucket=25_000_000) == 5

@@ -15,6 +15,7 @@ from psctl.launch.placement.cluster_snapshot import machines_document, machines_
 from psctl.launch.placement.roster import (
     JobHosts,
     assign_workers,
+    bucket_of,
     idle,
     job_order,
     servers_of,
@@ -30,7 +31,7 @@ from psctl.schedule.algorithms import catalog
 from psctl.schedule.describe import lines, summary
 from psctl.spec.job import JobSpec
 from psctl.spec.nearest import did_you_mean
-from psctl.types import BUCKET, STRATEGIES, JsonObject
+from psctl.types import STRATEGIES, JsonObject
 from psctl.units import parse_count
 
 SHORT = 200
@@ -200,7 +201,7 @@ def _asked(job: JobSpec, serving: int) -> PlanRequest:
         strategy_of(job), job.sync.update, servers_of(job, serving), staleness=staleness_of(job),
         bucketed=job.sync.compute is not None, period=job.sync.period, compression=job.sync.compressed,
         compute=job.sync.compute, sums=job.sync.sums,
-        bucket=job.sync.bucket if isinstance(job.sync.bucket, int) else BUCKET,
+        bucket=bucket_of(job), in_parts=job.sync.factor_rows is None,
     )  # fmt: skip
 
 

@@ -239,7 +239,7 @@ def job_order(
         factor_rows=job.sync.factor_rows,
         compute=job.sync.compute,
         replan=job.sync.replan,
-        bucket=job.sync.bucket if isinstance(job.sync.bucket, int) else 0,
+        bucket=bucket_of(job),
         share=job.loader.share,
         seed=job.seed,
         size=job.sync.size,
@@ -307,6 +307,12 @@ def _spread(group: GroupSpec, job: JobSpec) -> int | None:
         return group.consistency.ssp
     asynchronous = group.consistency == "asp" or (group.consistency == "auto" and job.sync.consistency == "asp")
     return None if asynchronous else 0
+
+
+def bucket_of(job: JobSpec) -> int | None:
+    """Return the bytes of a bucket of gradients; 0: measured in the first steps; None: the default."""
+    bucket = job.sync.bucket
+    return bucket if bucket is None or isinstance(bucket, int) else 0
 
 
 def strategy_of(job: JobSpec) -> str:
