@@ -346,9 +346,9 @@ class JobFollower:
         return last.exit
 
     def _warn_of_leftovers(self) -> None:
-        """Wait until the job's processes on the connected hosts have ended; name those that have not."""
+        """Wait until the job's processes on the connected hosts have ended; name those that could not be ended."""
         if self._fleet is not None:
-            for line in job_end.sweep(self._fleet, self.record.hosts, kill=False):
+            for line in job_end.sweep_ended(self._fleet, self.record.hosts):
                 self.context.warn(f"left running: {line}; psctl stop {self.record.job} --force ends it")
 
     def _record_end(self, last: Finished, output: EventOutput) -> None:

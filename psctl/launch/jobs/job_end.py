@@ -74,7 +74,7 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
         return _without_allocation(home, record, fleet.failed[head])
     if head in fleet.failed and not force:
         raise fleet.failed[head]
-    was, checkpoint = "unknown", None
+    was, checkpoint, ended = "unknown", None, False
     if head in fleet.shells:
         digest = agent_calls.digest(fleet.shells[head], record.head)
         was = digest.finished.status if digest.finished else digest.state or record.state
@@ -87,8 +87,9 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
         if digest.alive and not force:
             digest = _ask_and_wait(fleet.shells[head], record, save=save, by=by)
         record = settle(home, record, digest, forced=force)
+        ended = digest.finished is not None
         checkpoint = f"{record.job}@{digest.checkpoint.step}" if digest.checkpoint else None
-    left = sweep(fleet, record.hosts, kill=force)
+    left = sweep_ended(fleet, record.hosts) if ended and not force else sweep(fleet, record.hosts, kill=force)
     unreached = [host.name for host in record.hosts if host.name in fleet.failed]
     if unreached:
         raise errors.Partial(
@@ -153,6 +154,18 @@ def sweep(fleet: Fleet, hosts: Iterable[HostRecord], *, kill: bool) -> list[str]
     reached = [name for name in by_name if name in fleet.shells]
     found = fleet.each(look, names=reached)
     return [line for outcome in found.values() if outcome.ok for line in outcome.value]
+
+
+def sweep_ended(fleet: Fleet, hosts: Iterable[HostRecord]) -> list[str]:
+    """Wait until no process of a job remains whose event log has its end, and kill those that do not end.
+
+    An agent that was still starting when the job ended waits for the coordinator, which does not run any more.
+
+    Returns:
+        The processes that could not be killed.
+    """
+    hosts = list(hosts)
+    return sweep(fleet, hosts, kill=False) and sweep(fleet, hosts, kill=True)
 
 
 def settle(home: Home, record: JobRecord, digest: JobDigest, *, forced: bool = False) -> JobRecord:
