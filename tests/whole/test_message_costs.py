@@ -50,9 +50,12 @@ def test_up_measures_messages_once_and_the_plan_takes_what_was_fastest(make_host
         (tmp_path / "train.py").write_text("")
         (tmp_path / "job.yaml").write_text("name: small\nscript: train.py\nworkers: 4\n")
         plan = psctl.run("plan", str(tmp_path / "job.yaml"), "--size", str(size), "-o", "json").document
-        assert plan["chosen"] == "ps" or times[plan["chosen"]] <= 1.06 * min(times.values()), (plan["reason"], times)
-        row = next(each for each in plan["candidates"] if each["strategy"] == min(times, key=lambda name: times[name]))
-        assert row["seconds"] == pytest.approx(min(times.values()), rel=0.05)
+        predicted = {row["strategy"]: row["seconds"] for row in plan["candidates"]}
+        # servers are not measured at every size, and on busy processors not every strategy that could be the fastest
+        taken = times.get(plan["chosen"], predicted[plan["chosen"]])
+        assert taken <= 1.06 * min(times.values()), (plan["reason"], times)
+        fastest = min(times, key=lambda name: times[name])
+        assert predicted[fastest] == pytest.approx(times[fastest], rel=0.05)
 
 
 @pytest.mark.parametrize("end", ["interrupt", pytest.param("kill", marks=pytest.mark.soak)])
