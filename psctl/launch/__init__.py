@@ -2,6 +2,7 @@
 
 agent_calls: calls of a job's agent through its control client
 archive: folders as content-addressed archives
+bytecode: psctl's compiled modules on this machine, which hosts that see them take
 cluster_hosts: hosts that a command prints, and the nodes of Slurm
 clusters: which cluster a command means
 home: psctl's state on this machine: clusters, measurements, records of jobs

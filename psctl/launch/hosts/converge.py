@@ -16,6 +16,7 @@ import msgspec
 
 from psctl import errors
 from psctl.launch.archive import Archive, pack_psctl, pack_wheels
+from psctl.launch.bytecode import Bytecode, psctl_bytecode
 from psctl.launch.clusters import ChosenCluster, Connect, Progress
 from psctl.launch.home import Home, HostRecord
 from psctl.launch.host_programs import HOST_FILES, OBJECT, run_program
@@ -218,7 +219,7 @@ def _carry_out_host(reached: ReachedCluster, shell: Shell, progress: Progress) -
 def _carry_out_action(reached: ReachedCluster, shell: Shell, site: HostSite, action: AnyAction) -> None:
     match action:
         case SendCode(hash=name):
-            send_archive(shell, site.executable, f"{site.workdir}/code", reached.archives[name])
+            send_archive(shell, site.executable, f"{site.workdir}/code", reached.archives[name], psctl_bytecode())
         case SendWheels(hash=name):
             send_archive(shell, site.executable, f"{site.workdir}/wheels", reached.archives[name])
         case MakeEnvironment():
@@ -229,7 +230,9 @@ def _carry_out_action(reached: ReachedCluster, shell: Shell, site: HostSite, act
             shell.put(msgspec.json.encode(action), f"{site.workdir}/ready.json")
 
 
-def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, keep: bool = False) -> None:
+def send_archive(
+    shell: Shell, python: str, folder: str, archive: Archive, bytecode: Bytecode | None = None, *, keep: bool = False
+) -> None:
     """Unpack an archive on a host as `folder`/HASH, unless it exists.
 
     Args:
@@ -237,9 +240,10 @@ def send_archive(shell: Shell, python: str, folder: str, archive: Archive, *, ke
         python: its interpreter.
         folder: the parent folder there.
         archive: what to send.
+        bytecode: of its modules, which the host takes if it sees these files.
         keep: keep the packed archive next to it, from which other hosts can fetch it.
     """
-    question = {"folder": folder, "hash": archive.hash, "keep": keep}
+    question = {"folder": folder, "hash": archive.hash, "keep": keep, "bytecode": msgspec.to_builtins(bytecode)}
     run_program(shell, python, HOST_FILES, "unpack", question, OBJECT, stdin=archive.data, timeout=None)
 
 

@@ -8,6 +8,7 @@ import fcntl
 import glob
 import gzip
 import hashlib
+import importlib.util
 import io
 import itertools
 import json
@@ -28,6 +29,9 @@ LINKED = 1_000_000
 
 DISK_FULL = errno.ENOSPC
 """Exit status for a full disk."""
+
+BYTECODE_HEADER = 16
+"""Bytes before the code in a file of bytecode (PEP 552)."""
 
 
 def make_private(folder: str) -> None:
@@ -52,7 +56,7 @@ def make_private(folder: str) -> None:
 
 
 def unpack(question: Question) -> Question:
-    """Unpack the archive on standard input to `folder`/`hash`, unless that exists.
+    """Unpack the archive on standard input to `folder`/`hash`, unless that exists; `bytecode` as for `copy_bytecode`.
 
     The hash is checked before anything is written, and the folder gets its name when it is complete.
 
@@ -74,6 +78,8 @@ def unpack(question: Question) -> Question:
             for member in archive:
                 extract(archive, member, part)
         make_caches(part)
+        if question.get("bytecode"):
+            copy_bytecode(part, question["bytecode"])
         if question.get("keep"):
             with open(f"{part}.tar.gz", "wb") as file:
                 file.write(data)
@@ -130,6 +136,44 @@ def make_caches(folder: str) -> None:
             cache = os.path.join(at, "__pycache__")
             os.makedirs(cache, exist_ok=True)
             os.chmod(cache, 0o700)
+
+
+def copy_bytecode(folder: str, known: Question) -> None:
+    """Copy bytecode that another Python has compiled from the same sources, if this host sees its files.
+
+    They are files of the sender's path, which may be anybody's on this host, so they are used only if they have the
+    sender's digest. Copies get a header that has Python not compare them with the times of the sources.
+
+    Args:
+        folder: the unpacked archive.
+        known: `bytecode.Bytecode` as plain data.
+    """
+    if (known["tag"], known["magic"]) != (sys.implementation.cache_tag, importlib.util.MAGIC_NUMBER.hex()):
+        return
+    found, digest = {}, hashlib.sha256()
+    try:
+        for name in known["names"]:
+            path = bytecode_path(known["folder"], name, known["tag"])
+            # a pipe would block
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                found[name] = file.read()
+            digest.update(found[name])
+    except OSError:  # it is another machine
+        return
+    if digest.hexdigest() != known["digest"]:
+        return
+    for name, data in found.items():
+        with open(os.path.join(folder, f"{name}.py"), "rb") as source:
+            start = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source.read())
+        path = bytecode_path(folder, name, known["tag"])
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(start + data[BYTECODE_HEADER:])
+
+
+def bytecode_path(folder: str, name: str, tag: str) -> str:
+    """Return the path of a module's bytecode: "psctl/units" in psctl/__pycache__/units.TAG.pyc."""
+    at, module = os.path.split(name)
+    return os.path.join(folder, at, "__pycache__", f"{module}.{tag}.pyc")
 
 
 def begin_part(target: str) -> tuple[str, int]:

@@ -1,0 +1,121 @@
+"""A host that sees the sender's bytecode takes it, and only if it is the bytecode that the sender described."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import py_compile
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from psctl.launch.archive import Archive, pack_folder
+from psctl.launch.bytecode import Bytecode, find_bytecode, psctl_bytecode
+from psctl.launch.host_programs import HOST_FILES, OBJECT, run_program
+from psctl.remote.local import LocalShell
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package of this machine: two modules are compiled, one is not, and one was changed since."""
+    made = tmp_path / "here" / "pack"
+    (made / "inner").mkdir(parents=True)
+    for name in ("__init__", "inner/__init__", "inner/compiled", "changed", "new"):
+        (made / f"{name}.py").write_text(f"NAME = {name!r}\n")
+        if name != "new":
+            py_compile.compile(str(made / f"{name}.py"))
+    (made / "changed.py").write_text("NAME = 'it is another'\n")
+    return made
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Iterator[Callable[[Archive, Bytecode | None], Path]]:
+    """Unpack an archive as a host does; return the folder."""
+    (tmp_path / "home").mkdir()
+    shell = LocalShell("here", str(tmp_path / "home"))
+
+    def unpack(archive: Archive, bytecode: Bytecode | None) -> Path:
+        question = {"folder": str(tmp_path / "code"), "hash": archive.hash, "bytecode": msgspec.to_builtins(bytecode)}
+        done = run_program(shell, sys.executable, HOST_FILES, "unpack", question, OBJECT, stdin=archive.data)
+        assert done["new"] is True
+        return Path(str(done["folder"]))
+
+    yield unpack
+    shell.close()
+
+
+def caches(folder: Path) -> list[str]:
+    return sorted(path.name.partition(".")[0] for path in folder.rglob("*.pyc"))
+
+
+def described(package: Path) -> Bytecode:
+    found = find_bytecode(package)
+    assert found is not None
+    return found
+
+
+def test_only_bytecode_that_is_valid_for_its_source_is_described(package: Path) -> None:
+    assert described(package).names == ["pack/__init__", "pack/inner/__init__", "pack/inner/compiled"]
+
+
+def test_a_package_that_was_never_imported_has_none(tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "new.py").write_text("")
+    assert find_bytecode(tmp_path / "pack") is None
+
+
+def test_psctl_describes_its_own_modules() -> None:
+    found = psctl_bytecode()
+    if sys.flags.dont_write_bytecode:
+        pytest.skip("no bytecode is written here")
+    assert found is not None
+    assert "psctl/launch/bytecode" in found.names
+
+
+def test_a_host_that_sees_it_imports_it_without_compiling(package: Path, unpacked: Any) -> None:
+    folder = unpacked(pack_folder(package.parent), described(package))
+    assert caches(folder) == ["__init__", "__init__", "compiled"]
+    before = {path: path.read_bytes() for path in folder.rglob("*.pyc")}
+    for path in folder.rglob("*.py"):
+        os.utime(path, (1, 1))  # it is not compared
+    code = "import pack.inner.compiled as it, pack.changed; print(it.NAME, it.__file__, pack.changed.NAME)"
+    options = ["-P", "--check-hash-based-pycs", "always"]
+    ran = subprocess.run(
+        [sys.executable, *options, "-c", code], env={"PYTHONPATH": str(folder)}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert ran.stdout.split(maxsplit=2) == ["inner/compiled", f"{folder}/pack/inner/compiled.py", "it is another\n"]
+    assert {path: path.read_bytes() for path in before} == before  # Python writes again what it does not accept
+
+
+def test_modes_are_the_users_alone(package: Path, unpacked: Any) -> None:
+    folder = unpacked(pack_folder(package.parent), described(package))
+    assert {path.stat().st_mode & 0o777 for path in folder.rglob("*.pyc")} == {0o600}
+
+
+def changed_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, changed_byte, pipe], ids=["missing", "changed", "pipe"])
+def test_other_files_at_that_path_are_not_taken(harm: Callable[[Path], None], package: Path, unpacked: Any) -> None:
+    archive, known = pack_folder(package.parent), described(package)
+    harm(Path(importlib.util.cache_from_source(str(package / "inner" / "compiled.py"))))
+    assert caches(unpacked(archive, known)) == []
+
+
+def test_another_python_compiles_by_itself(package: Path, unpacked: Any) -> None:
+    known = msgspec.structs.replace(described(package), magic="00000000")
+    assert caches(unpacked(pack_folder(package.parent), known)) == []
