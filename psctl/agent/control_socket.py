@@ -127,6 +127,9 @@ ANSWER_TIMEOUT = 15.0
 
 NO_ANSWER = f"the coordinator did not answer within {ANSWER_TIMEOUT:.0f} s"
 
+RECONNECT = 0.1
+"""Seconds between two looks whether the coordinator is connected."""
+
 READ_TIMEOUT = 5.0
 """Seconds for a read; a request to stop the job waits behind it."""
 
@@ -144,7 +147,7 @@ class CoordinatorQueries:
     """Asks the coordinator, on the control socket's thread; the main thread passes answers to `add_answer`.
 
     Args:
-        send: sends to the coordinator; False when there is no connection.
+        send: sends to the coordinator, or returns False when there is no connection.
     """
 
     def __init__(self, send: Callable[[JobMessage], bool]) -> None:
@@ -157,11 +160,12 @@ class CoordinatorQueries:
         self._answers.put(answer)
 
     def scale(self, workers: int | None, servers: int | None) -> ScaleAnswer:
-        """Ask for other numbers of workers and servers."""
-        for answer in self._ask(lambda ticket: ScaleWanted(ticket, workers, servers), ANSWER_TIMEOUT):
-            if isinstance(answer.message, ScaleAnswer):
-                return answer.message
-        raise ControlRefused(NO_ANSWER)
+        """Ask for other numbers of workers and servers; a coordinator that does not answer is a reason why not."""
+        with contextlib.suppress(ControlRefused):
+            for answer in self._ask(lambda ticket: ScaleWanted(ticket, workers, servers), ANSWER_TIMEOUT):
+                if isinstance(answer.message, ScaleAnswer):
+                    return answer.message
+        return ScaleAnswer(self._ticket, 0, 0, NO_ANSWER, "try again in a moment; psctl status shows its state")
 
     def hosts(self, place: int, added: HostOrder | None) -> HostAnswer:
         """Ask for the job's hosts, to start the agent of one of them; see HostWanted.
@@ -214,11 +218,17 @@ class CoordinatorQueries:
         return best
 
     def _ask(self, make: Callable[[int], JobMessage], patience: float) -> Iterator[FromCoordinator]:
-        """Send a question and yield its answers until the time is over."""
+        """Send a question as soon as there is a connection, and yield its answers until the time is over.
+
+        Raises:
+            ControlRefused: there was none in that time.
+        """
         self._ticket += 1
         deadline = time.monotonic() + patience
-        if not self._send(make(self._ticket)):
-            raise ControlRefused("the coordinator is not connected now: try again")
+        while not self._send(make(self._ticket)):
+            if time.monotonic() >= deadline:
+                raise ControlRefused("the coordinator is not connected now: try again")
+            time.sleep(RECONNECT)
         while (left := deadline - time.monotonic()) > 0:
             try:
                 answer = self._answers.get(timeout=left)

@@ -209,6 +209,15 @@ class CoordinatorLink(ConnectionHandler[JobMessage]):
                 self._peer.send(message, urgent=True)
             return True
 
+    def ask(self, question: JobMessage) -> bool:
+        """Send a question, whose answer a user waits for; return False when there is no connection.
+
+        It would not outlast the begin of a session: a user who has given up wants no late change.
+        """
+        with self._lock:
+            ready = self._ready and self._peer is not None
+        return ready and self.send(question)
+
     def finish(self) -> None:
         """The job is over: a connection that breaks from now on is not made again."""
         self._over.set()

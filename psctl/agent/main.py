@@ -161,7 +161,7 @@ class Agent:
             credentials, self._registration, orders.job.restart_wait, orders.job.congestion, self._queue.put,
             self._copies, lambda: self._elections,
         )  # fmt: skip
-        self._queries = CoordinatorQueries(self._link.send)
+        self._queries = CoordinatorQueries(self._link.ask)
         self._pump = LogPump(self.files.logs, orders.job.log_limit, self._secrets, self._link.send, self._log)
 
     # ---- the main thread -------------------------------------------------------------------------------------------

@@ -137,6 +137,12 @@ def alive(shell: Shell, host: HostRecord) -> bool:
     return shell.alive(Process(host.pid, host.started))
 
 
+def is_starting(shell: Shell, host: HostRecord) -> bool:
+    """Return whether the agent of a host runs, or will when it has read its orders."""
+    found = digest(shell, host)
+    return found.finished is None and (found.alive or found.waiting)
+
+
 def digests(shell: Shell, hosts: list[HostRecord]) -> dict[str, JobDigest]:
     """Return, by job folder, the digests of the event logs on a head host.
 

@@ -64,7 +64,8 @@ class StepRing:
         os.set_inheritable(descriptor, False)
         self._memory = mmap.mmap(descriptor, SIZE)
         self._written = 0
-        _HEADER.pack_into(self._memory, 0, MAGIC, 0, 0)
+        _WRITTEN.pack_into(self._memory, 8, 0)  # a request may have come before
+        self._memory[: len(MAGIC)] = MAGIC
 
     def add(self, kind: int, step: int, begin: int, end: int) -> None:
         """Write a span; `kind` is an index of KINDS."""

@@ -24,7 +24,7 @@ class StepProfiler:
 
     def __init__(self, recorder: StepRecorder, path: str) -> None:
         self._recorder, self._path = recorder, path
-        self._ticket = recorder.profile_request.ticket
+        self._ticket = 0  # of the last request that was begun: one may have come before the script called init
         self._left = 0
         self._profile: torch.profiler.profile | None = None
 

@@ -40,9 +40,10 @@ class Coordinator:
 
     def __init__(self, *said: Any) -> None:
         self.said, self.asked = said, []  # type: ignore[var-annotated]
-        self.questions = CoordinatorQueries(self._send)
+        self.questions = CoordinatorQueries(self.send)
 
-    def _send(self, question: Any) -> bool:
+    def send(self, question: Any) -> bool:
+        """Answer at once."""
         self.asked.append(question)
         for make in self.said:
             self.questions.add_answer(make(question.ticket))
@@ -70,6 +71,23 @@ def test_a_server_that_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.
     )
     found = coordinator.questions.read("s", [], [])
     assert (found.servers, len(found.answers)) == (2, 1)
+
+
+def test_a_question_waits_for_the_connection_of_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is starting, or whose coordinator is started again."""
+    coordinator, attempts = Coordinator(lambda ticket: FromCoordinator(ScaleAnswer(ticket, 2, 1, "no", "because"))), [0]
+
+    def send(question: Any) -> bool:
+        attempts[0] += 1
+        return attempts[0] > 2 and coordinator.send(question)
+
+    queries = CoordinatorQueries(send)
+    coordinator.questions = queries
+    assert queries.scale(3, None) == ScaleAnswer(1, 2, 1, "no", "because")
+    assert attempts == [3]
+    monkeypatch.setattr(control_socket, "READ_TIMEOUT", 0.05)
+    with pytest.raises(ControlRefused, match="not connected"):
+        CoordinatorQueries(lambda message: False).read("s", [], [])
 
 
 def test_the_hosts_of_a_job_are_requested_for_the_orders_of_one() -> None:
@@ -162,5 +180,3 @@ def test_other_numbers_are_requested_and_an_invalid_request_is_refused() -> None
         with pytest.raises(ControlRefused):
             ask("read", wrong)
     assert len(coordinator.asked) == 1
-    with pytest.raises(ControlRefused, match="not connected"):
-        CoordinatorQueries(lambda message: False).read("s", [], [])

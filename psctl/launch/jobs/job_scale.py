@@ -40,6 +40,11 @@ def scale(shell: Shell, record: JobRecord, workers: int | None, servers: int | N
         NoSuchJob: the job has ended.
     """
     answer = agent_calls.call(shell, record.head, "scale", _ANSWER, {"workers": workers, "servers": servers})
+    if answer is None and agent_calls.is_starting(shell, record.head):
+        raise errors.UsageError(
+            f"{record.job}: the job is starting", hint=f"try again when it makes steps: psctl attach {record.job}",
+            where=record.job,
+        )  # fmt: skip
     if answer is None:
         raise errors.NoSuchJob(f"{record.job} has ended", hint=f"psctl checkpoint list {record.job}", where=record.job)
     if answer.problem:

@@ -1,0 +1,42 @@
+"""A worker profiles the steps after a request, which may have come before its script called init."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from psctl.process import step_ring
+from psctl.process.step_ring import StepRecorder, StepRing
+from psctl.worker.step_profiler import StepProfiler
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    descriptor = os.memfd_create("steps")
+    os.ftruncate(descriptor, step_ring.SIZE)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_a_request_from_before_the_start_is_answered_and_none_twice(memory: int, tmp_path: Path) -> None:
+    path = tmp_path / "profile" / "worker-0.json"
+    step_ring.request_profile(memory, 2)
+    profiler = StepProfiler(StepRecorder(StepRing(os.dup(memory))), str(path))
+    profiler.after_step()  # it begins here
+    profiler.after_step()
+    assert not path.exists()
+    profiler.after_step()
+    assert json.loads(path.read_text())["traceEvents"]
+    assert path.with_suffix(".txt").read_text()
+    path.unlink()
+    for _ in range(4):
+        profiler.after_step()
+    assert not path.exists()
+    step_ring.request_profile(memory, 1)
+    profiler.after_step()
+    profiler.after_step()
+    assert path.exists()
