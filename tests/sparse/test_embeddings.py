@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from psctl.worker.run import Run
 from psctl.worker.standalone import StandaloneSession
 from tests.helpers.job_world import Job
 from tests.helpers.table_servers import TableServers
+from tests.sync.test_sharded import sharded
 
 KEYS, WIDTH, COUNT = 40, 3, 54
 
@@ -444,3 +446,19 @@ def test_a_worker_keeps_no_rows_that_it_can_not_read_again(consistency, most) ->
         return len(cache._table.rows)
 
     assert alone(script) <= most
+
+
+@pytest.mark.parametrize("bucket", [4, 1_000_000], ids=["a-bucket-a-parameter", "one-bucket"])
+def test_embeddings_beside_a_sharded_optimizer_train_as_one_worker_does(bucket: int, tmp_path: Path) -> None:
+    """Its parameters have new values when the next forward reaches them; rows of embeddings come from servers."""
+    settings, make, _ = OPTIMIZERS["adagrad"]
+    with sharded(tmp_path, "ring", bucket=bucket) as job:
+        tables = TableServers(job.network)
+        job.tables = tables.link
+        try:
+            results = job.run(lambda run: train(run, sparse(settings), 17, keys_of=keys_of))
+        finally:
+            tables.close()
+    for before, after, dense in results:
+        rows, weight = torch_alone(before, make, 17)
+        assert_near([*after, dense], [*rows, weight])
