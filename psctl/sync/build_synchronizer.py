@@ -26,6 +26,7 @@ from psctl.job.training_messages import Decision, Resume, WorkersAt
 from psctl.process.step_ring import StepRecorder
 from psctl.ps.pieces import torch_dtype
 from psctl.ps.received_slices import ReceivedSlices
+from psctl.ps.server_optimizers import fit_name, untouched
 from psctl.ps.shards import offsets
 from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.split import split
@@ -401,21 +402,32 @@ def _check_piecewise(parts: TrainingParts, decision: Decision, tools: Tools) -> 
         )
     if parts.optimizer is not None and decision.layout.optimizer:
         return
-    given = type(parts.optimizer).__name__ if parts.optimizer is not None else "no optimizer"
-    if decision.update == "sharded":
-        raise UsageError(
-            f"update: sharded is requested, but {given} was given, which cannot be stepped piece by piece",
-            "give an optimizer that fits (SGD, Adam, AdamW ...), or set `update: worker` under sync: in the job file",
-        )
+    why, cure = _why_unfit(parts.optimizer)
     if decision.staleness != 0:
         raise UsageError(
-            f"consistency: {consistency(decision.staleness)} is requested, but {given} was given, which servers "
-            "cannot step piece by piece, and only they can step while workers are apart",
-            "give an optimizer that fits (SGD, Adam, AdamW ...), or set `consistency: bsp` under sync:",
+            f"consistency: {consistency(decision.staleness)} is requested, for which servers step the optimizer, "
+            f"but {why}",
+            f"{cure}, or set `consistency: bsp` under sync: in the job file",
         )
     raise UsageError(
-        f"update: server is requested, but {given} was given, which servers cannot step piece by piece",
-        "set `update: auto` or `update: worker` under sync: in the job file",
+        f"update: {decision.update} is requested, for which the optimizer is stepped piece by piece, but {why}",
+        f"{cure}, or set `update: worker` under sync: in the job file",
+    )
+
+
+def _why_unfit(optimizer: torch.optim.Optimizer | None) -> tuple[str, str]:
+    """Return why an optimizer cannot be stepped piece by piece, and a remedy."""
+    if optimizer is None:
+        return "run.prepare was given none", "give the optimizer to run.prepare"
+    name = type(optimizer).__name__
+    if fit_name(optimizer) and not untouched(optimizer):
+        return (
+            f"{name} has state already, from steps or load_state_dict, and the pieces begin without state",
+            "give it to run.prepare before its first step (psctl train --resume continues with the saved state)",
+        )
+    return (
+        f"{name} is none of those that fit, or has hooks or tensors in its groups",
+        "give an optimizer that fits (SGD, Adam, AdamW ...)",
     )
 
 

@@ -194,8 +194,21 @@ def test_an_optimizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         model = nn.Linear(6, 3)
         run.prepare(model, torch.optim.LBFGS(model.parameters()))
 
-    with sharded(tmp_path) as job, pytest.raises(UsageError, match="LBFGS was given, which cannot be stepped piece"):
+    with sharded(tmp_path) as job, pytest.raises(UsageError, match="LBFGS is none of those that fit"):
         job.run(script)
+
+
+def test_an_optimizer_that_has_state_is_refused(tmp_path: Path) -> None:
+    def script(run):
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+        run.prepare(model, optimizer)
+
+    with sharded(tmp_path) as job, pytest.raises(UsageError, match="Adam has state already") as refused:
+        job.run(script)
+    assert "before its first step" in refused.value.hint
 
 
 def test_one_rank_may_evaluate_while_the_others_wait_for_it(tmp_path: Path) -> None:
