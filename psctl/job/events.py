@@ -164,11 +164,13 @@ class ServerLost(Event, frozen=True, tag="server-lost"):
 
 
 class Restored(Event, frozen=True, tag="restored"):
-    """Training resumes from a checkpoint; "" from the start values. `lost` steps were done and will be done again."""
+    """Training resumes from a checkpoint; "" from the start values. `lost` steps were done and will be done again.
+    `reason`: the loss after which all processes had to start again; "" of a job that was told to resume."""
 
     checkpoint: str
     step: int
     lost: int = 0
+    reason: str = ""
 
 
 class GroupReported(Event, frozen=True, tag="group"):

@@ -168,7 +168,7 @@ def test_the_job_changes_to_the_fastest_at_a_checkpoint_and_back_to_the_best_tha
             took.append(found.fastest)
     assert took == ["ring", "ps", "tree", "ring"], "two are tried; the best that was measured stays"
     restored = appended(made.instructions, events.Restored)
-    assert [each.lost for each in restored] == [0, 0, 0]
+    assert [(each.lost, each.reason) for each in restored] == [(0, "")] * 3
     assert appended(made.instructions, events.WorkerLost) == []
     assert made.machine.job.losses.survived == 0
 

@@ -81,6 +81,7 @@ def test_all_ranks_resume_from_the_checkpoint_as_new_incarnations() -> None:
     assert (decision.resume, decision.assignment.epoch, decision.assignment.servers[0].incarnation) == (AT_500, 1, 1)
     (restored,) = appended(new, events.Restored)
     assert (restored.checkpoint, restored.step, restored.lost) == ("digits-3@500", 500, 7)
+    assert restored.reason == "worker/1 on h1: killed by signal 9 (SIGKILL)"
     assert [event.rank for event in appended(new, events.WorkerJoined)] == [0, 1]
     for worker in (W0, W1):
         job.exits(again(worker), 0)

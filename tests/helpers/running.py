@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,23 @@ def next_event(process: subprocess.Popen[str], kind: str) -> dict[str, Any]:
         if event["event"] == kind:
             return event
     raise AssertionError(f"psctl ended before a {kind} event; stderr: {process.stderr and process.stderr.read()}")
+
+
+def rest_of(process: subprocess.Popen[str], timeout: float = 60) -> tuple[str, str]:
+    """Return what a running psctl still prints on its two streams, to its end.
+
+    `communicate` loses the lines that were read together with the one that `next_event` returned.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with ThreadPoolExecutor(2) as pool:
+        streams = [pool.submit(stream.read) for stream in (process.stdout, process.stderr)]
+        try:
+            process.wait(timeout)
+        finally:
+            process.kill()  # if it has not ended: else the streams have no end
+        out, err = (stream.result() for stream in streams)
+    return out, err
 
 
 def set_args(*words: str) -> list[str]:

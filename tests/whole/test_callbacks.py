@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.running import ROOT, Ended, Psctl, next_event, processes
+from tests.helpers.running import ROOT, Ended, Psctl, next_event, processes, rest_of
 
 pytestmark = pytest.mark.whole
 
@@ -104,7 +104,7 @@ def test_a_trainer_shows_steps_stops_with_its_checkpoint_and_resumes(tmp_path: P
             pass
         stopped = job.psctl.run("stop", "--save", "-o", "json")
         assert stopped.code == 0, stopped
-        out, err = running.communicate(timeout=100)
+        out, err = rest_of(running, 100)
     events = [json.loads(line) for line in out.splitlines()]
     assert events[-1]["status"] == "stopped", err
     step = events[-1]["steps"]
@@ -135,7 +135,7 @@ def test_after_a_loss_all_continue_from_the_trainers_last_checkpoint(
         os.kill(processes(job.psctl.home, "worker")[-1], signal.SIGKILL)
         assert "signal 9" in next_kept(running, "worker-lost", events)["reason"]
         restored = next_kept(running, "restored", events)
-        out, err = running.communicate(timeout=300)
+        out, err = rest_of(running, 300)
     events += [json.loads(line) for line in out.splitlines()]
     assert events[-1]["status"] == "done", err
     assert events[-1]["steps"] == STEPS

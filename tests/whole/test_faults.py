@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.running import STEADY, Ended, Psctl, next_event, set_args, until
+from tests.helpers.running import STEADY, Ended, Psctl, next_event, rest_of, set_args, until
 
 pytestmark = pytest.mark.whole
 
@@ -228,9 +228,9 @@ def test_kill_9_of_any_process_at_any_time_leaves_nothing_behind(lab: Lab, kind:
         if kind == "coordinator":  # another one continues
             next_event(process, "checkpoint" if when == "save" else "progress")
             assert lab.psctl.run("stop", "steady").code == 0
-            assert json.loads(process.communicate(timeout=60)[0].splitlines()[-1])["status"] == "stopped"
+            assert json.loads(rest_of(process)[0].splitlines()[-1])["status"] == "stopped"
         elif kind != "psctl":
-            out, err = process.communicate(timeout=60)
+            out, err = rest_of(process)
             assert process.returncode == 1, f"{out}\n{err}"
             last = json.loads(out.splitlines()[-1])
             if when == "start" and "error" in last:  # the job was not there yet: the error stands in its place

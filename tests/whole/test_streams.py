@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.running import ROOT, Ended, Psctl, next_event, set_args
+from tests.helpers.running import ROOT, Ended, Psctl, next_event, rest_of, set_args
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
 
@@ -43,7 +43,7 @@ def test_a_killed_worker_costs_no_example(tmp_path: Path, strategy: str) -> None
         (killed,) = tmp_path.glob("result.1.*")
         os.kill(int(killed.suffix[1:]), signal.SIGKILL)
         (tmp_path / "result.go17").touch()
-        out, err = process.communicate()
+        out, err = rest_of(process, 200)
     run = Ended(process.returncode, out, err)
     assert run.code == 0, run
     check(tmp_path)

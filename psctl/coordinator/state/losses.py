@@ -51,6 +51,7 @@ class Losses(msgspec.Struct):
     survived: int = 0
     rolled_back: int = 0  # after how many the job went back to its last checkpoint
     last: ProcessFailure | None = None  # after which the job started again
+    reason: str = ""  # of the restart in progress, for its event
 
 
 class Restart(msgspec.Struct):

@@ -126,7 +126,7 @@ def _decide(job: JobState, restart: Restart) -> None:
         text = "the same failure came again at the same step after a restart, so another restart would not help"
         losses.end_with(job, [replace(first, hint=first.hint or text)])
         return
-    job.losses.last = first
+    job.losses.last, job.losses.reason = first, f"{first.member} on {first.host}: {first.exception}"
     job.losses.rolled_back += 1
     restart.failures = [first]
     if not restart.counted:

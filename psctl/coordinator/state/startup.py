@@ -320,9 +320,11 @@ def _start_training(job: JobState) -> None:
     progress.reports.rates(job.now)  # the time before training counts for no rate
     if job.resume is not None or job.losses.survived or job.scaling.restarts:
         name = job.resume.checkpoint if job.resume else ""
+        lost, reason = progress.lost_steps, job.losses.reason
         job.append_event(
-            events.Restored(time=job.time, checkpoint=name, step=progress.first_step, lost=progress.lost_steps)
+            events.Restored(time=job.time, checkpoint=name, step=progress.first_step, lost=lost, reason=reason)
         )
+        job.losses.reason = ""
     for rank in [*job.ranks_of("server"), *job.ranks_of("worker")]:
         job.send(rank.member, Go())
         rank.moved_at, rank.step = job.now, progress.first_step
