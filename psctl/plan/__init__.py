@@ -8,8 +8,11 @@ capacity: memory, checkpoints and costs of consistency for a number of parameter
 choose: the choice of a strategy
 collective_choice: predicted times of all collectives, and the fastest algorithm by size
 collective_times: closed forms of the collectives that are no all-reduce
+feasibility: why a strategy is not possible
 in_network: the time of sums in InfiniBand switches, to compare with
 overlap: the time of a step, and what compute hides of its synchronisation
+served_steps: the time of a push and a pull, and of the step around it
+summed_steps: the time of a sum in buckets, and of the step around it
 step_terms: the terms of a step's time, one by one
 factor_layers: linear layers whose gradients are sent as factors
 compression_cost: bytes and processor time under compression

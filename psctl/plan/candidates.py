@@ -68,6 +68,9 @@ MOST = 256
 
 PIPELINES = frozenset({"pipelined-chain", "pipelined-tree", "double-tree", "packed-trees"})
 
+TIE = 1.05
+"""Predictions that differ by no more than this factor count as equal: they are no more precise."""
+
 ONLY = ScheduleOptions()
 
 

@@ -3,9 +3,8 @@
 Candidates within TIE of the fastest count as equal, because predictions are no more precise. On GPUs, where NCCL
 carries psctl's schedules too, the engine's own all-reduce is preferred among these, then `ps`, then the fastest of the
 others. On CPUs `ps` is preferred, then the fastest that psctl's own connections carry; the engine's own (Gloo, neither
-encrypted nor authenticated) is chosen only where all others are slower. Where training buckets the gradients, a
-synchronisation is the sum over its buckets, one after another. Where the compute of a step is known, whole steps are
-compared: compute, and what it does not hide of the synchronisation (overlap.py).
+encrypted nor authenticated) is chosen only where all others are slower. Where the compute of a step is known, whole
+steps are compared: compute, and what it does not hide of the synchronisation (summed_steps.py, served_steps.py).
 """
 
 from __future__ import annotations
@@ -18,44 +17,30 @@ import msgspec
 from psctl.errors import UsageError
 from psctl.job.events import PlanCandidate, Planned
 from psctl.orders import HostOrder, JobOrder
-from psctl.plan.candidates import CandidateSearch, Predicted, options_as_data
+from psctl.plan.candidates import TIE, CandidateSearch, Predicted, options_as_data
 from psctl.plan.collective_choice import ChosenAlgorithm, CollectivePlanner
-from psctl.plan.compression_cost import Coding, coding
 from psctl.plan.factor_layers import factored_layers, operations_per_second
+from psctl.plan.feasibility import ONE_WORKER, Feasibility
 from psctl.plan.in_network import InNetwork, in_network
-from psctl.plan.overlap import StepTime, after_period, pushed_and_pulled, summed_in_backward, without_waiting
+from psctl.plan.overlap import StepTime
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_job, request_of_job
-from psctl.plan.rank_orders import racks
-from psctl.plan.reasons import bottleneck, by_engine, channel, engine, reason
-from psctl.plan.server_placement import (
-    ServingMode,
-    can_sum_by_rack,
-    lower_bounds,
-    place_servers,
-    server_placements,
-    shard_count,
-    time_push_pull,
-)
-from psctl.plan.simulation.estimates import LowerBound
-from psctl.plan.simulation.schedule_timing import Timing
-from psctl.plan.step_terms import StepTerm, schedule_terms, server_terms
+from psctl.plan.reasons import bottleneck, channel, reason
+from psctl.plan.served_steps import ServedSteps, ServerTiming
+from psctl.plan.step_terms import StepTerm, schedule_terms
+from psctl.plan.summed_steps import SummedSteps, options_as_played
 from psctl.schedule.algorithms import catalog
-from psctl.schedule.algorithms.catalog import ScheduleOptions
-from psctl.types import BUCKET, DIVISIBLE, FIRST_BUCKET, STRATEGIES, Layout, bucket_bytes, consistency
+from psctl.types import STRATEGIES, Layout
 from psctl.units import format_bytes, format_seconds
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element of the types that gradients have."""
 
-TIE = 1.05
-"""Predictions that differ by no more than this factor count as equal."""
+ROUNDING = 1 + 1e-6
+"""Tolerance for rounding."""
 
 PREFERRED = {True: ("native", "ps"), False: ("ps",)}
 """Strategies preferred among equal predictions, before the fastest: on GPUs (True), and on CPUs, where `native` is
 last."""
-
-ROUNDING = 1 + 1e-6
-"""Tolerance for rounding."""
 
 UNKNOWN = 100_000_000
 """Bytes of gradients that a plan assumes when their number is not known."""
@@ -63,8 +48,6 @@ UNKNOWN = 100_000_000
 BY_RACK = "; gradients are summed in each rack, and cross between racks once"
 
 IN_PARTS = "; each worker steps a part of the parameters"
-
-ONE_WORKER = "one worker has nothing to synchronise"
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -100,22 +83,6 @@ class Plan(msgspec.Struct, frozen=True):
             time=time, size=self.size, world=self.world, chosen=self.chosen, reason=self.reason,
             decided=self.decided, candidates=self.candidates, factors=list(self.factors),
         )  # fmt: skip
-
-
-def buckets(size: int, each: int = BUCKET) -> tuple[int, ...]:
-    """Return the bytes of each bucket of `size` bytes of gradients, in the order in which they are sent.
-
-    Parameters are not cut, so real buckets differ by up to the largest parameter.
-
-    Args:
-        size: bytes of gradients.
-        each: bytes of a bucket; the first may be smaller.
-    """
-    first = min(FIRST_BUCKET, each)
-    if size <= first:
-        return (size,)
-    whole, rest = divmod(size - first, each)
-    return (first, *(each for _ in range(whole)), *((rest,) if rest else ()))
 
 
 def gradient_bytes(layout: Layout) -> int:
@@ -225,29 +192,6 @@ class Winner(msgspec.Struct, frozen=True):
     seconds: float | None
 
 
-class _ServerTiming(msgspec.Struct, frozen=True):
-    """A prediction of `ps`: where the optimizer steps, the host of each server, time, steps, a rank's bytes, and
-    whether gradients are summed by rack."""
-
-    update: str
-    servers: list[int]
-    timing: Timing
-    steps: int
-    sent: float
-    by_rack: bool = False
-
-    @property
-    def seconds(self) -> float:
-        return round(self.timing.seconds, 9)
-
-
-def _played(found: Predicted, update: str) -> ScheduleOptions:
-    """Return the options with which a schedule is played: pieces of strategy `sharded` overlap the halves of its sum,
-    which are played apart where the optimizer is sharded."""
-    apart = update == found.strategy == "sharded"
-    return msgspec.structs.replace(found.options, pieces=1) if apart else found.options
-
-
 def _time_of(row: PlanCandidate) -> tuple[float, float]:
     """Return by what a candidate is compared: the time of a step, where it is known, then that of its
     synchronisation."""
@@ -274,12 +218,10 @@ class Planner:
 
     def __init__(self, inputs: PlanInput, hosts: Sequence[HostOrder], request: PlanRequest) -> None:
         self._inputs, self._hosts, self._request = inputs, hosts, request
-        self._search = CandidateSearch(inputs)
-        self._default_servers = next(iter(server_placements(hosts, request.servers)), ())
-        # The condition of coordinator/state/server_changes.py.
-        self._sum_by_host = request.staleness == 0 and request.compression.off
-        self._ps_bounds: list[LowerBound] | None = None
         self._gpus = inputs.gpus if request.on_gpus is None else request.on_gpus
+        self._search = CandidateSearch(inputs)
+        self._summed, self._served = SummedSteps(inputs, request), ServedSteps(inputs, hosts, request)
+        self._feasibility = Feasibility(inputs, request, self._search.why_not, on_gpus=self._gpus)
 
     @property
     def world(self) -> int:
@@ -312,10 +254,10 @@ class Planner:
         Raises:
             UsageError: the requested strategy is not possible here.
         """
-        ps = self._ps_timing(size)
+        ps = self._served.timing(size)
         summed = size - spared
         found = self._predicted(
-            [name for name in STRATEGIES if self._why_not(name, ps.servers) is None], summed, whole=whole
+            [name for name in STRATEGIES if self._feasibility.why_not(name, ps.servers) is None], summed, whole=whole
         )
         rows = [self._candidate(name, found.get(name), summed, ps) for name in STRATEGIES]
         rows.sort(key=lambda row: (not row.feasible, *_time_of(row)))
@@ -326,16 +268,11 @@ class Planner:
         return Plan(
             size=size, world=self._inputs.world, chosen=chosen, update=update,
             servers=ps.servers if chosen == "ps" else [], decided=decided, candidates=rows,
-            racks=self._racks() if chosen == "ps" and ps.by_rack else (),
+            racks=self._served.racks() if chosen == "ps" and ps.by_rack else (),
             reason=self._reason(chosen, rows, ps.servers) + (BY_RACK if chosen == "ps" and ps.by_rack else "")
             + (IN_PARTS if update == "sharded" else ""),
-            options=options_as_data(_played(own, update)) if own is not None else {},
+            options=options_as_data(options_as_played(own, update)) if own is not None else {},
         )  # fmt: skip
-
-    def _racks(self) -> tuple[str, ...]:
-        """Return the rack of each host."""
-        switch = racks(self._inputs)
-        return tuple(switch[host.name] for host in self._hosts)
 
     def check(self) -> None:
         """Refuse a strategy that was requested by name and is impossible here, without timing any.
@@ -344,7 +281,7 @@ class Planner:
             UsageError: it is impossible; the message has the reason.
         """
         wanted = self._request.strategy
-        why = self._why_not(wanted, self._default_servers) if wanted != "auto" else None
+        why = self._feasibility.why_not(wanted, self._served.default_servers) if wanted != "auto" else None
         if why not in (None, ONE_WORKER):
             raise _impossible(wanted, why)
 
@@ -356,7 +293,9 @@ class Planner:
         Raises:
             UsageError: the requested strategy is not possible here.
         """
-        possible = [name for name in STRATEGIES if self._why_not(name, self._default_servers) is None]
+        possible = [
+            name for name in STRATEGIES if self._feasibility.why_not(name, self._served.default_servers) is None
+        ]
         if self._request.strategy in possible:
             return Winner(size, self._request.strategy, self._seconds(self._request.strategy, size))
         if self._request.strategy != "auto" or not possible or self._inputs.world == 1:
@@ -377,71 +316,16 @@ class Planner:
 
     def _least(self, name: str, size: int) -> float:
         if name == "ps":
-            if self._ps_bounds is None:
-                servers = self._request.servers
-                self._ps_bounds = lower_bounds(self._inputs, self._hosts, servers, sum_by_host=self._sum_by_host)
-            part = min(coding(self._request.compression, update).both for update in self._updates())
-            return min(one.seconds(size * part, self._inputs.pace("ps")) for one in self._ps_bounds)
-        part = max(self._buckets(size)) * self._request.halved
+            return self._served.least_seconds(size)
+        part = self._summed.largest(size)
         known = self._search.known_estimate(name, part)
         least = known[0] if known is not None else self._search.least_seconds(name, part)
         return least * size * self._request.halved / max(1, part)
 
     def _seconds(self, name: str, size: int) -> float:
         if name == "ps":
-            return self._ps_timing(size).seconds
-        return self._total(*self._search.quick_estimate(name, max(self._buckets(size)) * self._request.halved), size)
-
-    def _total(self, seconds: float, waiting: float, size: int) -> float:
-        """Return the seconds of all buckets, one after another, from those of the largest."""
-        return round(sum(self._bucket_seconds(seconds, waiting, size)), 9)
-
-    def _bucket_seconds(self, seconds: float, waiting: float, size: int, each: Sequence[int] = ()) -> list[float]:
-        """Return the seconds of each bucket, from those of the largest; `each`: bytes of other buckets."""
-        moving, largest = seconds - waiting, max(self._buckets(size))
-        code = self._codes.encode + self._codes.read
-        return [waiting + part * (moving / max(1, largest) + code) for part in each or self._buckets(size)]
-
-    def _summed_step(self, found: Predicted, size: int) -> tuple[str, StepTime | None]:
-        """Return where the optimizer steps under a collective, and the time of a step; None: compute is not known.
-
-        Where the choice is free, and the compute known, each worker steps a part if that makes the step shorter.
-        """
-        request, compute = self._request, self._request.compute
-        only = "sharded" if request.update == "sharded" and self._inputs.world > 1 else "worker"
-        if compute is None:
-            return only, None
-        parts = [float(part) for part in self._buckets(size)]
-        times = self._bucket_seconds(found.seconds, found.timing.waiting, size)
-        if request.period > 1:
-            return only, after_period(compute, sum(times), request.period)
-        by_worker = summed_in_backward(compute, parts, times)
-        small = self._buckets(size, "sharded")
-        short = self._bucket_seconds(found.seconds, found.timing.waiting, size, small)
-        seconds = pushed_and_pulled(compute, sum(short) / 2, sum(short) / 2, len(small)).seconds
-        in_parts = StepTime(seconds, compute + sum(times) - seconds)
-        # What smaller buckets alone would gain is no reason: a lost worker is not replaced then.
-        least = min(by_worker.seconds, summed_in_backward(compute, [float(part) for part in small], short).seconds)
-        free = request.may_be_sharded and found.strategy in DIVISIBLE
-        if only == "sharded" or (free and seconds * TIE < least):
-            return "sharded", in_parts
-        return "worker", by_worker
-
-    def _served_step(self, size: int, ps: _ServerTiming) -> StepTime | None:
-        """Return the time of a step under `ps`; None where its compute is not known."""
-        request, compute = self._request, self._request.compute
-        if compute is None:
-            return None
-        if request.period > 1:
-            return after_period(compute, ps.seconds, request.period)
-        codes = coding(request.compression, ps.update)
-        shards = shard_count(self._inputs, [self._hosts[at].name for at in ps.servers], size)
-        if request.staleness != 0:
-            return without_waiting(compute, ps.seconds)
-        if ps.update == "worker":
-            return summed_in_backward(compute, [1.0] * shards, [ps.seconds / shards] * shards)
-        pushing = ps.seconds * codes.push / (codes.push + codes.pull)
-        return pushed_and_pulled(compute, pushing, ps.seconds - pushing, shards)
+            return self._served.timing(size).seconds
+        return self._summed.total(*self._search.quick_estimate(name, self._summed.largest(size)), size)
 
     def terms(self, name: str, size: int) -> list[StepTerm]:
         """Return the terms of a step's time with this strategy, as if nothing overlapped.
@@ -449,103 +333,20 @@ class Planner:
         Raises:
             UsageError: the strategy is not possible here.
         """
-        ps = self._ps_timing(size)
-        why_not = self._why_not(name, ps.servers)
+        ps = self._served.timing(size)
+        why_not = self._feasibility.why_not(name, ps.servers)
         if why_not is not None:
             raise _impossible(name, why_not)
         if name == "ps":
-            servers = [self._hosts[at].name for at in ps.servers]
-            return server_terms(
-                self._inputs, servers, size, self._request.compute, coding(self._request.compression, ps.update),
-                sum_by_host=self._sum_by_host, on_gpus=self._gpus,
-                racks=racks(self._inputs) if ps.by_rack else None,
-            )  # fmt: skip
-        found, count = self._predicted([name], size, whole=False)[name], len(self._buckets(size))
-        moved = self._total(found.seconds, found.timing.waiting, size) - found.timing.waiting * count
+            return self._served.terms(size, ps, on_gpus=self._gpus)
+        found, count = self._predicted([name], size, whole=False)[name], len(self._summed.buckets(size))
+        moved = self._summed.total(found.seconds, found.timing.waiting, size) - found.timing.waiting * count
         return schedule_terms(self._request.compute, found.timing, moved, count)
-
-    @property
-    def _codes(self) -> Coding:
-        """The cost of compression under a collective, on cores that ranks may share."""
-        own_core, sharing = coding(self._request.compression, "worker"), max(1.0, self._inputs.ranks_per_core)
-        return Coding(own_core.push, own_core.pull, own_core.encode * sharing, own_core.read * sharing)
-
-    def _ps_timing(self, size: int) -> _ServerTiming:
-        """Return the best prediction of `ps`; the optimizer steps on servers unless that is slower by more than TIE."""
-        found = [self._served(update, size, by_rack=False) for update in self._updates()]
-        if not found[0].servers:
-            return found[0]
-        sums = self._request.sums
-        if self._sum_by_host and sums != "host" and can_sum_by_rack(self._inputs):
-            pairs = [(each, self._served(each.update, size, by_rack=True)) for each in found]
-            found = [one if sums == "rack" or one.seconds * TIE < each.seconds else each for each, one in pairs]
-        return next(each for each in found if each.seconds <= TIE * min(one.seconds for one in found))
-
-    def _served(self, update: str, size: int, *, by_rack: bool) -> _ServerTiming:
-        """Return the prediction of `ps` with the best placement of servers."""
-        codes = coding(self._request.compression, update)
-        mode = ServingMode(update == "worker", self._request.replicas, codes, self._sum_by_host, by_rack)
-        servers = place_servers(self._inputs, self._hosts, self._request.servers, size, mode)
-        if not servers:
-            return _ServerTiming(update, servers, Timing(0.0, "closed form"), 0, 0.0)
-        names = [self._hosts[at].name for at in servers]
-        return _ServerTiming(update, servers, *time_push_pull(self._inputs, names, size, mode), by_rack)
-
-    def _updates(self) -> Sequence[str]:
-        """Return where the optimizer may step under `ps`: on servers, which continue when a worker is lost, first.
-        Where the choice is free also on workers, because then sums are pulled while others are still pushed."""
-        update = self._update()
-        free = self._request.strategy == self._request.update == "auto" and self._request.staleness == 0
-        return ("server", "worker") if update == "server" and free and not self._request.serving else (update,)
-
-    def _update(self) -> str:
-        if self._request.update in ("server", "worker"):
-            return self._request.update
-        if self._request.period > 1:
-            return "worker"
-        return "server" if self._request.optimizer or self._request.staleness != 0 else "worker"
-
-    def _why_not(self, name: str, servers: Sequence[int]) -> str | None:
-        if self._request.hooked and self._request.period > 1:
-            return f"period: {self._request.period} is requested, but DistributedDataParallel sums at every step"
-        if self._request.update == "sharded" and self._inputs.world > 1:
-            if self._request.hooked:
-                return "update: sharded is requested, but DistributedDataParallel leaves the optimizer to the script"
-            if name == "ps":
-                return "update: sharded is requested, but under ps the servers step"
-            if name not in DIVISIBLE:
-                return "update: sharded is requested, which needs a sum that is divided among the workers"
-        if name == "ps":
-            if self._request.hooked:
-                return "gradients come from DistributedDataParallel (psctl.accelerate_ddp), which servers do not sum"
-            if servers:
-                if self._request.sums == "rack" and not can_sum_by_rack(self._inputs):
-                    return "sums: rack is requested, which needs several racks, one worker a host, and 64 at most"
-                return None
-            return "servers: 0 is requested" if self._request.servers == 0 else "no host may hold a server (roles)"
-        if self._request.staleness != 0:
-            return f"consistency: {consistency(self._request.staleness)} is requested, but collectives are bsp"
-        if self._request.update == "server":
-            return "update: server is requested, but collectives update on workers"
-        if not self._request.compression.off and not self._request.compression.halves:
-            return f"compression: {self._request.compression} is requested, which only servers support"
-        if self._request.serving:
-            return f"servers: {self._request.servers} is requested, but collectives use none"
-        if self._inputs.world == 1 and name != "native":
-            return ONE_WORKER
-        return self._why_unencrypted(name) or self._search.why_not(name)
-
-    def _why_unencrypted(self, name: str) -> str | None:
-        """Return why a strategy is excluded where all traffic between hosts must be encrypted."""
-        gpus = self._gpus
-        if not (self._request.encrypted and self._inputs.nodes > 1 and by_engine(name, gpus=gpus)):
-            return None
-        return f"network: require_encryption: true, and between hosts it goes over {engine(gpus=gpus)}, which is not"
 
     def _predicted(self, names: Sequence[str], size: int, *, whole: bool) -> dict[str, Predicted]:
         """Return the best prediction of each strategy for the largest bucket; with many ranks, or unless `whole`, those
         that cannot be chosen are only estimated step by step."""
-        part, wanted = max(self._buckets(size)) * self._request.halved, self._request.strategy
+        part, wanted = self._summed.largest(size), self._request.strategy
         if whole and not self._search.prunes:
             return {name: self._search.best(name, part) for name in names if name != "ps"}
         least = {name: self._search.least_seconds(name, part) for name in names if name != "ps"}
@@ -558,17 +359,12 @@ class Planner:
             limit = min(limit, TIE * ROUNDING * found[name].seconds) if timed else limit
         return found
 
-    def _buckets(self, size: int, update: str = "") -> tuple[int, ...]:
-        """Return the bytes of each bucket; `update`: where the optimizer steps, if not as requested."""
-        sharded = "sharded" in (update, self._request.update)
-        return buckets(size, bucket_bytes(self._request.bucket, sharded=sharded)) if self._request.bucketed else (size,)
-
-    def _candidate(self, name: str, found: Predicted | None, size: int, ps: _ServerTiming) -> PlanCandidate:
-        why_not = self._why_not(name, ps.servers)
+    def _candidate(self, name: str, found: Predicted | None, size: int, ps: ServerTiming) -> PlanCandidate:
+        why_not = self._feasibility.why_not(name, ps.servers)
         if why_not is not None:
             return PlanCandidate(name, {}, None, None, None, None, False, why_not)
         if found is None:
-            names = [self._hosts[at].name for at in ps.servers]
+            names = self._served.names(ps)
             params: dict[str, object] = {
                 "servers": len(names),
                 "hosts": names,
@@ -576,14 +372,14 @@ class Planner:
             } | self._compression_parameter
             if ps.by_rack:
                 params["sums"] = "by rack"
-            where, step = bottleneck(ps.timing), self._served_step(size, ps)
+            where, step = bottleneck(ps.timing), self._served.step(size, ps)
             return PlanCandidate(name, params, ps.seconds, ps.steps, ps.sent, where, True, None, *_times(step))
-        sent = found.bytes_per_rank * size / max(self._buckets(size)) if size else 0.0
-        update, step = self._summed_step(found, size)
-        buckets = {"buckets": len(self._buckets(size, update))} if self._request.bucketed else {}
-        params = options_as_data(_played(found, update)) | buckets | self._compression_parameter
+        sent = found.bytes_per_rank * size / max(self._summed.buckets(size)) if size else 0.0
+        update, step = self._summed.step(found, size)
+        buckets = {"buckets": len(self._summed.buckets(size, update))} if self._request.bucketed else {}
+        params = options_as_data(options_as_played(found, update)) | buckets | self._compression_parameter
         params |= {"update": update} if update == "sharded" else {}
-        where, total = bottleneck(found.timing), self._total(found.seconds, found.timing.waiting, size)
+        where, total = bottleneck(found.timing), self._summed.total(found.seconds, found.timing.waiting, size)
         return PlanCandidate(name, params, total, found.steps, sent, where, True, None, *_times(step))
 
     @property

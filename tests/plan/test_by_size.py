@@ -12,8 +12,8 @@ import pytest
 
 from psctl.message_costs import Costs, StrategyPace
 from psctl.plan.by_size import SIZES, SizeRange, size_ranges, winners
-from psctl.plan.candidates import CandidateSearch
-from psctl.plan.choose import TIE, Planner, Winner, planner_for_cluster
+from psctl.plan.candidates import TIE, CandidateSearch
+from psctl.plan.choose import Planner, Winner, planner_for_cluster
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_cluster
 from psctl.plan.simulation.cost_model import ENGINES, FREE
 from psctl.plan.simulation.estimates import lower_bound

@@ -8,10 +8,12 @@ import pytest
 from psctl.errors import UsageError
 from psctl.message_costs import Costs, MeasuredCosts
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
-from psctl.plan.choose import TIE, Plan, Planner, buckets, choose, planner_for_job
+from psctl.plan.candidates import TIE
+from psctl.plan.choose import Plan, Planner, choose, planner_for_job
 from psctl.plan.plan_input import PlanInput, PlanRequest, nominal_cluster, plan_input_of_job
 from psctl.plan.server_placement import time_push_pull
 from psctl.plan.simulation.cost_model import ALPHA, ENGINES
+from psctl.plan.summed_steps import buckets
 from psctl.schedule.algorithms import catalog
 from psctl.topology.graph import Between, ClusterGraph, Device, HostGraph, HostNode, Link
 from psctl.topology.host.document import cluster_document

@@ -9,7 +9,8 @@ import msgspec
 
 from psctl.errors import InvalidFile
 from psctl.message_costs import MeasuredCosts
-from psctl.plan.choose import ONE_WORKER, UNKNOWN, Plan, planner_for_cluster
+from psctl.plan.choose import UNKNOWN, Plan, planner_for_cluster
+from psctl.plan.feasibility import ONE_WORKER
 from psctl.plan.plan_input import PlanInput, PlanRequest, plan_input_of_cluster
 from psctl.plan.simulation.cost_model import FREE, engine_costs, paces_of
 from psctl.schedule.algorithms.catalog import ScheduleOptions
