@@ -133,7 +133,13 @@ def find_checkpoint(root: Path, job: str, which: str, keep_best: tuple[str, str]
         step = best_step(((found.step, found.metrics) for found in complete), *keep_best)
     if step is not None:
         return root / job / folder_name(step)
-    steps = ", ".join(str(found.step) for found in complete) or "none"
+    if not complete:
+        raise errors.NoSuchCheckpoint(
+            f"{job} has no checkpoint",
+            hint="`checkpoint: {every: 100 steps}` in the job file has them written; psctl stop --save writes one",
+            where=f"{job}@{which}",
+        )
+    steps = ", ".join(str(found.step) for found in complete)
     metric = f" with the metric {keep_best[0]}" if which == "best" else ""
     raise errors.NoSuchCheckpoint(
         f"{job} has no checkpoint {which}{metric}; there are steps: {steps}",

@@ -261,7 +261,7 @@ def test_checkpoints_are_named_by_step_latest_or_best(save, tmp_path):
         find_checkpoint(tmp_path, "digits-3", "150")
     with pytest.raises(errors.NoSuchCheckpoint, match="best with the metric accuracy"):
         find_checkpoint(tmp_path, "digits-3", "best", ("accuracy", "max"))
-    with pytest.raises(errors.NoSuchCheckpoint, match="there are steps: none"):
+    with pytest.raises(errors.NoSuchCheckpoint, match="digits-9 has no checkpoint"):
         find_checkpoint(tmp_path, "digits-9", "latest")
 
 

@@ -94,6 +94,9 @@ def test_slots_that_a_running_job_holds_are_not_given_out() -> None:
     assert "psctl stop mlp-4" in raised.value.hint
     with pytest.raises(errors.JobRunning):
         assign_workers(THREE, machines, job("auto"))
+    machines["b"], machines["c"] = machine("b", busy={"mlp-4": 1}), machine("c", busy={"gpt-2": 1})
+    with pytest.raises(errors.JobRunning, match=r"\(mlp-4 on a, b; gpt-2 on c\)"):
+        assign_workers(THREE, machines, job(3))
 
 
 def test_a_host_with_gpus_that_another_job_uses_is_full() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from psctl import errors
+from psctl.grouping import grouped
 from psctl.launch.home import HostRecord
 from psctl.message_costs import UNKNOWN_COSTS, MeasuredCosts
 from psctl.orders import AgentOrders, CheckpointOrder, ExportOrder, HostOrder, JobOrder, ReaderOrder
@@ -169,8 +170,8 @@ def _too_few(cluster: ClusterSpec, workers: int, slots: Mapping[str, int]) -> er
 
 
 def _held(cluster: ClusterSpec, workers: int, free: int, machines: Mapping[str, Machine]) -> errors.JobRunning:
-    holders = {job: name for name, machine in machines.items() for job in machine.busy}
-    listed = ", ".join(f"{job} on {name}" for job, name in holders.items())
+    holders = grouped((job, name) for name, machine in machines.items() for job in machine.busy)
+    listed = "; ".join(f"{job} on {', '.join(names)}" for job, names in holders.items())
     first = next(iter(holders), "")
     return errors.JobRunning(
         f"{workers} workers need slots that running jobs hold: {free} free on {cluster.name} ({listed})",
