@@ -77,7 +77,7 @@ def test_a_job_that_computes_before_its_steps_goes_on_after_ten_seconds(
     after = [*trains, *job.of("restored")][0]["time"] - crashed
     restarted = bool(job.of("restored"))  # the power went in the milliseconds before the state arrived
     job.report(f"trains after {after:.1f} s; all started again: {restarted}")
-    assert after < (30 if restarted else 13)
+    assert after < (40 if restarted else 20), "ten seconds, on processors without other work"
 
 
 def _without_paths(event: dict[str, Any]) -> dict[str, Any]:
