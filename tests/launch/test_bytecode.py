@@ -34,14 +34,14 @@ def package(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def unpacked(tmp_path: Path) -> Iterator[Callable[[Archive, Bytecode | None], Path]]:
+def unpacked(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     """Unpack an archive as a host does; return the folder."""
     (tmp_path / "home").mkdir()
     shell = LocalShell("here", str(tmp_path / "home"))
 
-    def unpack(archive: Archive, bytecode: Bytecode | None) -> Path:
+    def unpack(archive: Archive, bytecode: Bytecode | None, python: str = sys.executable) -> Path:
         question = {"folder": str(tmp_path / "code"), "hash": archive.hash, "bytecode": msgspec.to_builtins(bytecode)}
-        done = run_program(shell, sys.executable, HOST_FILES, "unpack", question, OBJECT, stdin=archive.data)
+        done = run_program(shell, python, HOST_FILES, "unpack", question, OBJECT, stdin=archive.data)
         assert done["new"] is True
         return Path(str(done["folder"]))
 
@@ -119,3 +119,20 @@ def test_other_files_at_that_path_are_not_taken(harm: Callable[[Path], None], pa
 def test_another_python_compiles_by_itself(package: Path, unpacked: Any) -> None:
     known = msgspec.structs.replace(described(package), magic="00000000")
     assert caches(unpacked(pack_folder(package.parent), known)) == []
+
+
+def test_where_it_cannot_be_written_the_modules_are_there_without_it(
+    package: Path, unpacked: Any, tmp_path: Path
+) -> None:
+    """As on a full disk: here a file may have as many bytes as the largest module."""
+    (package / "large.py").write_text("".join(f"A{number} = 'a{number}'\n" for number in range(2000)))
+    py_compile.compile(str(package / "large.py"))
+    archive, known = pack_folder(package.parent), described(package)
+    size = (package / "large.py").stat().st_size
+    assert Path(importlib.util.cache_from_source(str(package / "large.py"))).stat().st_size > size + 1024
+    limited = tmp_path / "python"
+    limited.write_text(f'#!/bin/sh\nulimit -f {size // 512 + 1}\nexec {sys.executable} "$@"\n')
+    limited.chmod(0o755)
+    folder = unpacked(archive, known, str(limited))
+    assert caches(folder) == []
+    assert (folder / "pack" / "large.py").stat().st_size == size

@@ -162,12 +162,16 @@ def copy_bytecode(folder: str, known: Question) -> None:
         return
     if digest.hexdigest() != known["digest"]:
         return
-    for name, data in found.items():
-        with open(os.path.join(folder, f"{name}.py"), "rb") as source:
-            start = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source.read())
-        path = bytecode_path(folder, name, known["tag"])
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(start + data[BYTECODE_HEADER:])
+    paths = {name: bytecode_path(folder, name, known["tag"]) for name in found}
+    try:
+        for name, data in found.items():
+            with open(os.path.join(folder, f"{name}.py"), "rb") as source:
+                of_source = importlib.util.source_hash(source.read())
+            with os.fdopen(os.open(paths[name], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + of_source + data[BYTECODE_HEADER:])
+    except OSError:  # a full disk: it may have space for what is needed
+        for path in paths.values():
+            unlink(path)
 
 
 def bytecode_path(folder: str, name: str, tag: str) -> str:
