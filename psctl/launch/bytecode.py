@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -36,33 +37,33 @@ class Bytecode(msgspec.Struct, frozen=True):
 
 
 @cache
-def psctl_bytecode() -> Bytecode | None:
-    """Return the bytecode of psctl's modules that is valid for their present sources; None if there is none."""
-    root = Path(psctl.__file__).resolve().parent
-    return find_bytecode(root)
+def psctl_bytecode(files: tuple[str, ...]) -> Bytecode | None:
+    """Return the bytecode of psctl's modules; as `find_bytecode`."""
+    return find_bytecode(Path(psctl.__file__).resolve().parents[1], files)
 
 
-def find_bytecode(package: Path) -> Bytecode | None:
-    """Return the valid bytecode of a package's modules.
+def find_bytecode(folder: Path, files: Iterable[str]) -> Bytecode | None:
+    """Return the bytecode that is valid for the present sources of modules; None if there is none.
 
     Args:
-        package: its folder; bytecode that lies elsewhere (PYTHONPYCACHEPREFIX) is not found.
+        folder: the folder that holds their package; bytecode that lies elsewhere (PYTHONPYCACHEPREFIX) is not found.
+        files: the files of the archive that is sent.
     """
     tag = sys.implementation.cache_tag
     if not tag:
         return None
-    folder, names, digest = str(package.parent), [], hashlib.sha256()
-    for source in sorted(package.rglob("*.py")):
-        name = str(source.relative_to(package.parent))[: -len(".py")]
+    names, digest = [], hashlib.sha256()
+    for name in sorted(file.removesuffix(".py") for file in files if file.endswith(".py")):
         try:
-            data, about = Path(bytecode_path(folder, name, tag)).read_bytes(), source.stat()
+            data = Path(bytecode_path(str(folder), name, tag)).read_bytes()
+            about = (folder / f"{name}.py").stat()
         except OSError:  # never imported here
             continue
         if data[:BYTECODE_HEADER] == _header(about):
             names.append(name)
             digest.update(data)
     magic = importlib.util.MAGIC_NUMBER.hex()
-    return Bytecode(folder, tag, magic, names, digest.hexdigest()) if names else None
+    return Bytecode(str(folder), tag, magic, names, digest.hexdigest()) if names else None
 
 
 def _header(source: os.stat_result) -> bytes:

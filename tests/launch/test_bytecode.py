@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from psctl.launch.archive import Archive, pack_folder
+from psctl.launch.archive import Archive, pack_folder, pack_psctl
 from psctl.launch.bytecode import Bytecode, find_bytecode, psctl_bytecode
 from psctl.launch.host_programs import HOST_FILES, OBJECT, run_program
 from psctl.remote.local import LocalShell
@@ -54,7 +54,7 @@ def caches(folder: Path) -> list[str]:
 
 
 def described(package: Path) -> Bytecode:
-    found = find_bytecode(package)
+    found = find_bytecode(package.parent, pack_folder(package.parent).files)
     assert found is not None
     return found
 
@@ -66,11 +66,18 @@ def test_only_bytecode_that_is_valid_for_its_source_is_described(package: Path) 
 def test_a_package_that_was_never_imported_has_none(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "new.py").write_text("")
-    assert find_bytecode(tmp_path / "pack") is None
+    assert find_bytecode(tmp_path, ["pack/new.py"]) is None
+
+
+def test_modules_that_are_not_sent_are_not_described(package: Path) -> None:
+    """An installed psctl has its templates compiled too, which hosts are not sent."""
+    found = find_bytecode(package.parent, ["pack/__init__.py", "pack/data.txt", "pack/gone.py"])
+    assert found is not None
+    assert found.names == ["pack/__init__"]
 
 
 def test_psctl_describes_its_own_modules() -> None:
-    found = psctl_bytecode()
+    found = psctl_bytecode(tuple(pack_psctl().files))
     if sys.flags.dont_write_bytecode:
         pytest.skip("no bytecode is written here")
     assert found is not None

@@ -219,7 +219,9 @@ def _carry_out_host(reached: ReachedCluster, shell: Shell, progress: Progress) -
 def _carry_out_action(reached: ReachedCluster, shell: Shell, site: HostSite, action: AnyAction) -> None:
     match action:
         case SendCode(hash=name):
-            send_archive(shell, site.executable, f"{site.workdir}/code", reached.archives[name], psctl_bytecode())
+            archive = reached.archives[name]
+            bytecode = psctl_bytecode(tuple(archive.files))
+            send_archive(shell, site.executable, f"{site.workdir}/code", archive, bytecode)
         case SendWheels(hash=name):
             send_archive(shell, site.executable, f"{site.workdir}/wheels", reached.archives[name])
         case MakeEnvironment():
