@@ -165,7 +165,7 @@ class ServerLost(Event, frozen=True, tag="server-lost"):
 
 class Restored(Event, frozen=True, tag="restored"):
     """Training resumes from a checkpoint; "" from the start values. `lost` steps were done and will be done again.
-    `reason`: the loss after which all processes had to start again; "" of a job that was told to resume."""
+    `reason`: the loss after which all processes had to start again; "" of a job that was resumed or scaled."""
 
     checkpoint: str
     step: int

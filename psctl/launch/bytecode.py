@@ -26,13 +26,14 @@ class Bytecode(msgspec.Struct, frozen=True):
     """The compiled modules of a package.
 
     `folder` holds the package, `tag` and `magic` are of the Python that compiled, `names` are the modules' paths
-    without ".py", and `digest` is the SHA-256 of their files, one after the other.
+    without ".py"; `bytes` and `digest` are the length and the SHA-256 of their files, one after the other.
     """
 
     folder: str
     tag: str
     magic: str
     names: list[str]
+    bytes: int
     digest: str
 
 
@@ -52,7 +53,7 @@ def find_bytecode(folder: Path, files: Iterable[str]) -> Bytecode | None:
     tag = sys.implementation.cache_tag
     if not tag:
         return None
-    names, digest = [], hashlib.sha256()
+    names, size, digest = [], 0, hashlib.sha256()
     for name in sorted(file.removesuffix(".py") for file in files if file.endswith(".py")):
         try:
             data = Path(bytecode_path(str(folder), name, tag)).read_bytes()
@@ -61,9 +62,10 @@ def find_bytecode(folder: Path, files: Iterable[str]) -> Bytecode | None:
             continue
         if data[:BYTECODE_HEADER] == _header(about):
             names.append(name)
+            size += len(data)
             digest.update(data)
     magic = importlib.util.MAGIC_NUMBER.hex()
-    return Bytecode(str(folder), tag, magic, names, digest.hexdigest()) if names else None
+    return Bytecode(str(folder), tag, magic, names, size, digest.hexdigest()) if names else None
 
 
 def _header(source: os.stat_result) -> bytes:

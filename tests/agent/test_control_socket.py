@@ -90,6 +90,15 @@ def test_a_question_waits_for_the_connection_of_the_coordinator(monkeypatch: pyt
         CoordinatorQueries(lambda message: False).read("s", [], [])
 
 
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_coordinator_that_does_not_answer_is_a_reason_not_to_scale(
+    connected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_socket, "ANSWER_TIMEOUT", 0.05)
+    answer = CoordinatorQueries(lambda message: connected).scale(3, None)
+    assert (answer.problem, bool(answer.hint)) == (control_socket.NO_ANSWER, True)
+
+
 def test_the_hosts_of_a_job_are_requested_for_the_orders_of_one() -> None:
     (host,) = make_hosts(1)
     coordinator = Coordinator(lambda ticket: FromCoordinator(HostAnswer(ticket, [host, host], 1)))

@@ -116,7 +116,14 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, changed_byte, pipe], ids=["missing", "changed", "pipe"])
+def endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, changed_byte, pipe, endless], ids=["missing", "changed", "pipe", "endless"]
+)
 def test_other_files_at_that_path_are_not_taken(harm: Callable[[Path], None], package: Path, unpacked: Any) -> None:
     archive, known = pack_folder(package.parent), described(package)
     harm(Path(importlib.util.cache_from_source(str(package / "inner" / "compiled.py"))))

@@ -10,14 +10,13 @@ import pytest
 
 from psctl.process import step_ring
 from psctl.process.step_ring import KINDS, SPANS, ProfileRequest, StepRecorder, StepRing, StepSpan, read_spans
+from tests.helpers.step_memory import step_memory
 
 
 @pytest.fixture
 def memory() -> Iterator[int]:
-    descriptor = os.memfd_create("steps")
-    os.ftruncate(descriptor, step_ring.SIZE)
-    yield descriptor
-    os.close(descriptor)
+    with step_memory() as descriptor:
+        yield descriptor
 
 
 def test_memory_that_no_worker_has_begun_has_no_spans(memory: int) -> None:

@@ -13,14 +13,13 @@ import torch
 from psctl.process import step_ring
 from psctl.process.step_ring import StepRecorder, StepRing
 from psctl.worker.step_profiler import StepProfiler
+from tests.helpers.step_memory import step_memory
 
 
 @pytest.fixture
 def memory() -> Iterator[int]:
-    descriptor = os.memfd_create("steps")
-    os.ftruncate(descriptor, step_ring.SIZE)
-    yield descriptor
-    os.close(descriptor)
+    with step_memory() as descriptor:
+        yield descriptor
 
 
 def test_a_request_from_before_the_start_is_answered_and_none_twice(memory: int, tmp_path: Path) -> None:

@@ -141,8 +141,9 @@ def make_caches(folder: str) -> None:
 def copy_bytecode(folder: str, known: Question) -> None:
     """Copy bytecode that another Python has compiled from the same sources, if this host sees its files.
 
-    They are files of the sender's path, which may be anybody's on this host, so they are used only if they have the
-    sender's digest. Copies get a header that has Python not compare them with the times of the sources.
+    They are files at the sender's path, which may be another user's on this host. So no more than the sender's bytes
+    are read, a pipe does not block, and nothing is used that has another digest. Copies get a header that has Python
+    not compare them with the times of the sources.
 
     Args:
         folder: the unpacked archive.
@@ -150,13 +151,13 @@ def copy_bytecode(folder: str, known: Question) -> None:
     """
     if (known["tag"], known["magic"]) != (sys.implementation.cache_tag, importlib.util.MAGIC_NUMBER.hex()):
         return
-    found, digest = {}, hashlib.sha256()
+    found, left, digest = {}, known["bytes"], hashlib.sha256()
     try:
         for name in known["names"]:
             path = bytecode_path(known["folder"], name, known["tag"])
-            # a pipe would block
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-                found[name] = file.read()
+                found[name] = file.read(left)
+            left -= len(found[name])
             digest.update(found[name])
     except OSError:  # it is another machine
         return
