@@ -8,7 +8,7 @@ from typing import Any
 
 from psctl.agent.coordinator_link import CoordinatorLink
 from psctl.errors import PeerLost
-from psctl.job.process_messages import ProcessStarted, Register
+from psctl.job.process_messages import ProcessStarted, Register, ScaleWanted
 from psctl.job.session_messages import SessionResumed
 from psctl.types import Address, Member
 from tests.helpers.running import until
@@ -58,5 +58,18 @@ def test_answers_to_the_first_order_are_sent_after_the_register(monkeypatch):
     link.start(Address("127.0.0.1", 1))
     until(lambda: len(peer.said) > 1, 10)
     assert peer.said == [register, ProcessStarted(Member("worker", 1), 42)]
+    link.close(1.0)
+    link.on_connection_lost(peer, PeerLost("over"))
+
+
+def test_a_question_before_the_session_is_refused_and_never_sent(monkeypatch):
+    peer, question = Prompt(), ScaleWanted(1, 3, None)
+    peer.link = link = CoordinatorLink(None, Register, 0.0, "auto", queue.SimpleQueue().put, None)
+    monkeypatch.setattr("psctl.agent.coordinator_link.dial", lambda *_: peer)
+    assert not link.ask(question)
+    link.start(Address("127.0.0.1", 1))
+    until(lambda: link.ask(question), 10)
+    until(lambda: len(peer.said) > 2, 10)
+    assert peer.said == [Register(), ProcessStarted(Member("worker", 1), 42), question]
     link.close(1.0)
     link.on_connection_lost(peer, PeerLost("over"))

@@ -449,7 +449,7 @@ def test_a_worker_keeps_no_rows_that_it_can_not_read_again(consistency, most) ->
 
 
 @pytest.mark.parametrize("bucket", [4, 1_000_000], ids=["a-bucket-a-parameter", "one-bucket"])
-def test_embeddings_beside_a_sharded_optimizer_train_as_one_worker_does(bucket: int, tmp_path: Path) -> None:
+def test_embeddings_with_a_sharded_optimizer_train_as_one_worker_does(bucket: int, tmp_path: Path) -> None:
     """Its parameters have new values when the next forward reaches them; rows of embeddings come from servers."""
     settings, make, _ = OPTIMIZERS["adagrad"]
     with sharded(tmp_path, "ring", bucket=bucket) as job:
