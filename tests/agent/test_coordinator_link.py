@@ -70,6 +70,7 @@ def test_a_question_before_the_session_is_refused_and_never_sent(monkeypatch):
     link.start(Address("127.0.0.1", 1))
     until(lambda: link.ask(question), 10)
     until(lambda: len(peer.said) > 2, 10)
-    assert peer.said == [Register(), ProcessStarted(Member("worker", 1), 42), question]
+    assert peer.said[0] == Register()
+    assert peer.said.count(question) == 1, "the first one is not sent later"
     link.close(1.0)
     link.on_connection_lost(peer, PeerLost("over"))
