@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from psctl.sync.bucket_tuner import ROUNDS  # noqa: E402
+from psctl.sync.choice_tuner import ROUNDS  # noqa: E402
 from psctl.units import format_bytes  # noqa: E402
 from tests.helpers.hosts import Hosts  # noqa: E402
 

@@ -100,6 +100,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     compute: float | None = None  # seconds of compute of a step, for the plan
     replan: bool = False  # another strategy may be taken at a checkpoint, when the first steps are measured
     bucket: int | None = None  # bytes of gradients that a collective sums together; 0: measured in the first steps
+    step_in_backward: bool = False  # some parameters are stepped while backward runs (update: sharded)
     log_limit: int = 10**9  # bytes of the log files of a rank on a host
     added: int = 0  # so many of `hosts`, the last ones, were added while the job ran
     costs: MeasuredCosts = UNKNOWN_COSTS  # of messages

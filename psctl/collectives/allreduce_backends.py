@@ -262,7 +262,10 @@ class ScheduleAllReduce:
         """Return a player of a schedule without helpers, such as a half of this one, over the same connections."""
         return SchedulePlayer(part, self._rank, self._channel)
 
-    def put_play(self, part: SchedulePlayer, cut: VectorChunks, vector: torch.Tensor, *, at_once: bool) -> PendingSum:
+    def put_play(
+        self, part: SchedulePlayer, cut: VectorChunks, vector: torch.Tensor, *, at_once: bool,
+        before: Callable[[], object] = lambda: None,
+    ) -> PendingSum:  # fmt: skip
         """Begin to play a vector by a `part_player`, after what was put before.
 
         Args:
@@ -270,10 +273,16 @@ class ScheduleAllReduce:
             cut: where the chunks are.
             vector: of `buffer`.
             at_once: wake the thread that plays, whatever the vector's length.
+            before: called on the thread, or with the stream, that plays, when what was put before has been played.
         """
         if self._plane is None:
             self._sent += int(part.schedule.sent(vector.nbytes)[self._rank])
-        return self._own.put(lambda each: part.play(each, cut), vector, at_once=at_once)
+
+        def play(each: torch.Tensor) -> None:
+            before()
+            part.play(each, cut)
+
+        return self._own.put(play, vector, at_once=at_once)
 
     @property
     def rank(self) -> int:

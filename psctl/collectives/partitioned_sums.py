@@ -125,6 +125,10 @@ class SchedulePartition:
         # At once: a rank may wait for values that another, in a wait outside of training, would not play.
         return self._played.put_play(self._copying, self._cut(ranges), vector, at_once=True)
 
+    def gather_after(self, step: Callable[[], object], vector: torch.Tensor, ranges: ChunkRanges) -> PendingSum:
+        """Begin to gather a vector whose chunks `step` writes, when every sum that was begun before has ended."""
+        return self._played.put_play(self._copying, self._cut(ranges), vector, at_once=True, before=step)
+
     @property
     def bytes_by_peer(self) -> Mapping[str, PeerBytes]:
         return self.sums.bytes_by_peer

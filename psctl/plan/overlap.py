@@ -7,6 +7,8 @@ What overlaps depends on the strategy, as `sync/` runs it:
   its sum, C_i = max(C_(i-1), B_i) + c_i (wait-free backpropagation: Zhang and others, Poseidon, USENIX ATC 2017).
 - Servers that hold the values are pushed to in that way. They step when all pushes of a clock are there; then the
   values are pulled, first layers first, while the next forward computes with those that have arrived.
+- Where each worker steps a part of the parameters, and steps in backward, values also travel while backward has sent
+  what it has computed, as far as forward would wait for them (sync/backward_steps.py).
 - With a staleness, or under asp, no worker waits for the values of its own step: the longer one counts.
 - Sums of periods are made when the period has ended, and hide nothing.
 
@@ -44,7 +46,9 @@ def summed_in_backward(compute: float, parts: Sequence[float], times: Sequence[f
     return StepTime(end, compute + sum(times) - end)
 
 
-def pushed_and_pulled(compute: float, pushing: float, pulling: float, shards: int) -> StepTime:
+def pushed_and_pulled(
+    compute: float, pushing: float, pulling: float, shards: int, *, in_backward: bool = False
+) -> StepTime:  # fmt: skip
     """Return the step whose gradients are pushed during backward, and whose values are pulled during the next forward.
 
     Args:
@@ -52,12 +56,14 @@ def pushed_and_pulled(compute: float, pushing: float, pulling: float, shards: in
         pushing: seconds of all pushes.
         pulling: seconds of all pulls.
         shards: their number.
+        in_backward: shards are stepped, and pulled, while backward still runs.
     """
     backward = (1 - FORWARD) * compute
+    early = max(0.0, min(backward - pushing, pulling - FORWARD * compute)) if in_backward else 0.0
     pushed = _last_end(backward, [1.0] * shards, [pushing / shards] * shards)
     end = pushed
     for shard in range(shards):
-        end = max(end, pushed + pulling * (shard + 1) / shards) + FORWARD * compute / shards
+        end = max(end, pushed + (pulling - early) * (shard + 1) / shards) + FORWARD * compute / shards
     return StepTime(end, compute + pushing + pulling - end)
 
 

@@ -39,6 +39,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
         replan: the strategy may be one that `sync.replan` took; for the text of the reason.
         sums: under `ps` gradients are summed by host or by rack before they are pushed; auto: the faster.
         in_parts: `update: auto` may have each worker step a part of the parameters, where the optimizer fits.
+        step_in_backward: a sharded optimizer steps some parameters while backward runs.
     """
 
     strategy: str = "auto"
@@ -60,6 +61,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     replan: bool = False
     sums: str = "auto"
     in_parts: bool = True
+    step_in_backward: bool = False
 
     @property
     def may_be_sharded(self) -> bool:
@@ -96,6 +98,7 @@ def request_of_job(order: JobOrder, layout: Layout | None) -> PlanRequest:
         replan=order.replan,
         sums=order.sums,
         in_parts=order.factor_rows is None,
+        step_in_backward=order.step_in_backward,
     )
 
 

@@ -90,7 +90,9 @@ class SummedSteps:
         by_worker = summed_in_backward(compute, parts, times)
         small = self.buckets(size, "sharded")
         short = self._seconds(found.seconds, found.timing.waiting, size, small)
-        seconds = pushed_and_pulled(compute, sum(short) / 2, sum(short) / 2, len(small)).seconds
+        early = request.step_in_backward and found.strategy != "native"
+        half = sum(short) / 2
+        seconds = pushed_and_pulled(compute, half, half, len(small), in_backward=early).seconds
         in_parts = StepTime(seconds, compute + sum(times) - seconds)
         # What smaller buckets alone would gain is no reason: a lost worker is not replaced then.
         least = min(by_worker.seconds, summed_in_backward(compute, [float(part) for part in small], short).seconds)

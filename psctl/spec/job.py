@@ -139,6 +139,14 @@ class SyncSpec(Section, frozen=True):
             "25 MB, and 4 MB where the optimizer is sharded."
         ),
     ] = None
+    step_in_backward: Annotated[
+        bool,
+        truth(),
+        Doc(
+            "With update: sharded, step some parameters while backward still runs, so that their values travel then. "
+            "Learning rates must be set before backward, and gradients cannot be clipped."
+        ),
+    ] = False
     size: Annotated[int | None, size(), Doc("Bytes of gradients, for planning before the run.")] = None
     compute: Annotated[
         float | None,
@@ -454,6 +462,8 @@ def _check_strategy(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         )
     if sync.update == "sharded":
         yield from _check_sharded(spec)
+    if sync.step_in_backward:
+        yield from _check_step_in_backward(sync)
     if sync.sums == "rack":
         yield from _check_racks(sync)
     if sync.factor_rows is not None:
@@ -509,6 +519,22 @@ def _check_sharded(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
                 f"sharded cannot be combined with {other}: workers step parts of one joint gradient, summed among them"
             )
             yield "sync.update", text, f"{cure}, or update: auto"
+
+
+def _check_step_in_backward(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
+    """Settings under which no part of a sharded optimizer steps before backward has ended."""
+    if sync.update != "sharded":
+        yield (
+            "sync.step_in_backward",
+            f"true cannot be combined with update: {sync.update}: only parts of a sharded optimizer step in backward",
+            "use update: sharded, or leave out step_in_backward",
+        )
+    elif sync.strategy == "native":
+        yield (
+            "sync.step_in_backward",
+            "true cannot be combined with strategy: native, whose sums are the engine's own",
+            "use strategy: auto, or leave out step_in_backward",
+        )
 
 
 def _check_racks(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:

@@ -5,12 +5,13 @@ build_synchronizer: builds the synchronizer that the coordinator decided on, and
 piecewise_sync: the base of synchronizers that step the user's optimizer piece by piece, elsewhere than in the script
 value_waits: the points at which a model waits for new values
 sharded_sync: `update: sharded`, where each rank steps a part of the parameters, and holds this part of the state
+backward_steps: steps of some of their buckets while backward still runs
 bucket_partition: the division of a bucket's vector among these ranks
 ps_sync: strategy `ps` with the optimizer on servers
 allreduce_sync: writes the averaged gradient into `.grad`, for optimizers on workers
 bucket_allreduce: the reducer of collectives: gradients in buckets, summed while backward runs
 bucket_layout: divides gradients into buckets, and lays their vectors out
-bucket_tuner: chooses the size of buckets in the first steps, by measurement
+choice_tuner: chooses the size of buckets, or how many are stepped in backward, in the first steps by measurement
 recoverable_reducer: the same where lost workers are replaced while the others keep their values
 start_broadcast: gives rank 0's start values to all ranks
 linear_factors: the factors of a linear layer's gradient, which are sent in place of the gradient

@@ -10,7 +10,7 @@ have hooks.
 
 Buckets hold gradients of one type and device, last layers first, and are summed in one fixed order on every rank. The
 last bucket also has one element a parameter that marks which ranks had a gradient; while `sync.bucket: auto` tries
-sizes, the times of the former round follow (bucket_tuner.py), and another size begins where a round has ended.
+sizes, the times of the former round follow (choice_tuner.py), and another size begins where a round has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from psctl.collectives.allreduce_backends import AllReduceBackend, PendingSum
 from psctl.errors import JobFailed
 from psctl.job.activity import COMPUTE, waiting
 from psctl.sync.bucket_layout import BucketSpace, buckets, padded
-from psctl.sync.bucket_tuner import ELEMENTS, BucketTuner
+from psctl.sync.choice_tuner import ELEMENTS, ChoiceTuner
 from psctl.sync.flat_parameters import gradient_of
 from psctl.sync.linear_factors import LinearFactors
 from psctl.types import BUCKET, Layout, PeerBytes, State
@@ -160,7 +160,7 @@ class BucketReducer:
     def __init__(
         self, group: EngineGroup | None, backend: AllReduceBackend, parameters: Sequence[nn.Parameter],
         halves: torch.dtype | None = None, factors: Mapping[int, LinearFactors] = NO_FACTORS, *, size: int = BUCKET,
-        tuner: BucketTuner | None = None, on_chosen: Chosen = lambda size, measured: None,
+        tuner: ChoiceTuner | None = None, on_chosen: Chosen = lambda size, measured: None,
     ) -> None:  # fmt: skip
         self._group, self._backend, self._parameters, self._halves = group, backend, parameters, halves
         self._factors = factors
@@ -168,7 +168,7 @@ class BucketReducer:
         self._space: BucketSpace | None = None
         self._flat: list[torch.Tensor] = []
         if tuner is not None and tuner.measures and backend.takes_parts:
-            self._space = BucketSpace(backend, self._needs(tuner.sizes))
+            self._space = BucketSpace(backend, self._needs(tuner.choices))
         self._divide()
         self._ready: dict[int, float] = {}  # bucket -> weight; a bucket before it is not ready
         self._next = 0
@@ -230,7 +230,7 @@ class BucketReducer:
             measures: the last bucket has times; None: as the tuner says.
         """
         if size is None:
-            size = self._tuner.size if self._tuner is not None else self._size
+            size = self._tuner.choice if self._tuner is not None else self._size
         if measures is None:
             measures = self._tuner is not None and self._tuner.measures
         self._present_size, self._measures = size, measures
@@ -246,11 +246,11 @@ class BucketReducer:
         """Count a round of the choice of a size; return whether the gradients are divided anew."""
         if self._tuner is None or not self._measures:
             return False
-        size = self._tuner.size
+        size = self._tuner.choice
         self._tuner.end_round([float(number) for number in self._flat[-1][-ELEMENTS:].tolist()])
         if not self._tuner.measures:
-            self._on_chosen(self._tuner.size, self._tuner.medians)
-        return self._tuner.size != size or not self._tuner.measures
+            self._on_chosen(self._tuner.choice, self._tuner.medians)
+        return self._tuner.choice != size or not self._tuner.measures
 
     def _make(self, index: int) -> torch.Tensor:
         length, dtype, device = self._vector(self.buckets, index)

@@ -10,6 +10,10 @@ from torch import nn
 from psctl.collectives.allreduce_backends import AllReduceBackend
 from psctl.types import BUCKET, FIRST_BUCKET
 
+SIZES = (BUCKET, 1_000_000, 4_000_000, 10_000_000, 100_000_000)
+"""Bytes of buckets that `sync.bucket: auto` tries; the usual size first, which is taken where others give the same
+buckets."""
+
 ALIGNMENT = 64
 """Bytes; a vector begins at a multiple, as memory of its own does."""
 

@@ -32,9 +32,10 @@ from psctl.schedule.algorithms import catalog
 from psctl.schedule.algorithms.split import split
 from psctl.schedule.schedule import Schedule
 from psctl.sync.allreduce_sync import AllReduceSync, Reducer
+from psctl.sync.backward_steps import BackwardSteps, waiting_counts
 from psctl.sync.bucket_allreduce import BucketReducer, EngineGroup
-from psctl.sync.bucket_layout import different_sizes
-from psctl.sync.bucket_tuner import SIZES, BucketTuner
+from psctl.sync.bucket_layout import SIZES, different_sizes
+from psctl.sync.choice_tuner import ChoiceTuner
 from psctl.sync.ddp_hook import DdpHookSync
 from psctl.sync.device_copies import CudaCopies
 from psctl.sync.device_sum import StagedAllReduce
@@ -221,22 +222,27 @@ def _sharded(parts: TrainingParts, decision: Decision, tools: Tools) -> ShardedS
     if resume is not None and resume.checkpoint:
         shards.load(resume, session.load_slices)
     assert parts.optimizer is not None, "checked above"
+    in_backward = None
+    if decision.step_in_backward and isinstance(backend, SchedulePartition):
+        counts = waiting_counts(len(shards.all))
+        tuner = ChoiceTuner(counts, tools.clock, tools.world, decision.strategy, None)
+        in_backward = BackwardSteps(backend, len(shards.all), tuner, device)
     return ShardedSync(
         decision.strategy, parts.model, trainable, parts.optimizer, shards, backend, group, tools.weight, tools.clock,
-        resume.step if resume is not None else 0, session.report_unfit if decision.auto else None, tools.trace,
-        tools.spans,
+        in_backward, resume.step if resume is not None else 0, session.report_unfit if decision.auto else None,
+        tools.trace, tools.spans,
     )  # fmt: skip
 
 
 def _tuner(
     parameters: Sequence[nn.Parameter], decision: Decision, tools: Tools, factors: Mapping[int, LinearFactors]
-) -> BucketTuner | None:  # fmt: skip
+) -> ChoiceTuner | None:  # fmt: skip
     """Return what chooses the size of buckets; None where the job file gives it."""
     if decision.bucket != 0:
         return None
     saved = decision.resume.state.get("outer") if decision.resume is not None else None
     sizes = different_sizes(parameters, SIZES, apart=factors)
-    return BucketTuner(sizes, tools.clock, tools.world, decision.strategy, (saved or {}).get("bucket"))
+    return ChoiceTuner(sizes, tools.clock, tools.world, decision.strategy, (saved or {}).get("bucket"))
 
 
 def _factors(parts: TrainingParts, decision: Decision, tools: Tools) -> dict[int, LinearFactors]:
@@ -252,7 +258,7 @@ def _factors(parts: TrainingParts, decision: Decision, tools: Tools) -> dict[int
 
 def _recoverable(
     parts: TrainingParts, schedule: Schedule, halves: torch.dtype | None, decision: Decision, tools: Tools,
-    factors: Mapping[int, LinearFactors], tuner: BucketTuner | None,
+    factors: Mapping[int, LinearFactors], tuner: ChoiceTuner | None,
 ) -> AllReduceSync:  # fmt: skip
     """Return a synchronizer whose lost workers are replaced while the others keep their values.
 

@@ -18,7 +18,7 @@ since. It does that step as the lost worker did, and contributes to the sums tha
 the same parts as in an undisturbed run, and equal to the bit.
 
 Another division. While `sync.bucket: auto` tries sizes, a round may be divided into other buckets than the one before.
-A rank divides anew when it has completed a round, by numbers that were in its last sum (bucket_tuner.py); so the ranks
+A rank divides anew when it has completed a round, by numbers that were in its last sum (choice_tuner.py); so the ranks
 that are in one round divide alike. The last result of the former round is copied then, because a rank may lack it, and
 a replacement learns the division from the rank that gives it results, or with the training state.
 
@@ -40,7 +40,7 @@ from psctl.job.activity import waiting
 from psctl.schedule.schedule import Schedule
 from psctl.sync.bucket_allreduce import NO_FACTORS, BucketReducer, Chosen
 from psctl.sync.bucket_layout import buckets
-from psctl.sync.bucket_tuner import ELEMENTS, BucketTuner
+from psctl.sync.choice_tuner import ELEMENTS, ChoiceTuner
 from psctl.sync.linear_factors import LinearFactors
 from psctl.sync.replacement_state import ReplacementState
 from psctl.types import BUCKET, NO_PEERS, PeerBytes, sum_of_bytes
@@ -67,7 +67,7 @@ class RecoverableReducer(BucketReducer):
     def __init__(
         self, backend: ScheduleAllReduce, parameters: Sequence[nn.Parameter], halves: torch.dtype | None,
         schedule: Schedule, connect_again: ConnectAgain, state: ReplacementState,
-        factors: Mapping[int, LinearFactors] = NO_FACTORS, *, size: int = BUCKET, tuner: BucketTuner | None = None,
+        factors: Mapping[int, LinearFactors] = NO_FACTORS, *, size: int = BUCKET, tuner: ChoiceTuner | None = None,
         on_chosen: Chosen = lambda size, measured: None,
     ) -> None:  # fmt: skip
         super().__init__(None, backend, parameters, halves, factors, size=size, tuner=tuner, on_chosen=on_chosen)
@@ -237,7 +237,7 @@ class RecoverableReducer(BucketReducer):
 
     def _second_last(self) -> torch.Tensor:
         """Return memory for a second vector of the last bucket, of whatever division."""
-        sizes = self._tuner.sizes if self._tuner is not None and self._tuner.measures else [self._present_size]
+        sizes = self._tuner.choices if self._tuner is not None and self._tuner.measures else [self._present_size]
         most = 0
         for size in sizes:
             divided = buckets(self._parameters, size=size, apart=self._factors)
@@ -254,5 +254,5 @@ class RecoverableReducer(BucketReducer):
         found = self._state.exchange(self._summing, self._round, self.tuning, lacks=self._lacks_state)
         if self._lacks_state and self._tuner is not None and found:
             self._tuner.load(found)
-            self._divide_as(self._tuner.size, measures=self._tuner.measures)
+            self._divide_as(self._tuner.choice, measures=self._tuner.measures)
         self._owes_state = self._lacks_state = False

@@ -9,6 +9,9 @@ one part of the optimizer's state in as many as there are ranks (ZeRO: Rajbhanda
 stage). Optimizers that are elementwise fit, as for servers (ps/server_optimizers.py). One vector a bucket serves both
 halves, unless gradients travel in 16 bits: values never do.
 
+With `step_in_backward` some buckets are stepped as soon as they are summed, and their values travel during backward
+(backward_steps.py). The model gets them in the next forward, as all others.
+
 A lost rank's state is lost with it, so all ranks start again from the last checkpoint, to which each rank gives its
 pieces.
 """
@@ -26,6 +29,7 @@ from psctl.client.server_waits import InFlightTimer
 from psctl.clock import Clock
 from psctl.collectives.allreduce_backends import PendingSum
 from psctl.collectives.partitioned_sums import ChunkRanges, PartitionBackend, by_rank
+from psctl.errors import UsageError
 from psctl.job.activity import COMPUTE, waiting
 from psctl.job.training_messages import Resume
 from psctl.process.step_ring import StepRecorder
@@ -34,6 +38,7 @@ from psctl.ps.pieces import Piece
 from psctl.ps.received_slices import ReceivedSlices
 from psctl.ps.server_optimizers import PieceOptimizer, numbers
 from psctl.ps.snapshot import CopiedSlice, KeptCopies, ShardLoading, by_parameter, copy_states, wanted_slices
+from psctl.sync.backward_steps import BackwardSteps
 from psctl.sync.bucket_allreduce import EngineGroup
 from psctl.sync.bucket_layout import buckets
 from psctl.sync.bucket_partition import VectorChunk, partition
@@ -41,7 +46,7 @@ from psctl.sync.flat_parameters import elements_of, write_piece
 from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.piecewise_sync import PieceHolders, PiecewiseSync, TrainedParts
 from psctl.sync.synchronizer import ExampleWeight
-from psctl.types import Layout, PeerBytes, TensorSlice
+from psctl.types import Layout, Number, PeerBytes, TensorSlice
 
 HOLDERS = PieceHolders("sent to the ranks that step it", "ranks cannot run piece by piece")
 
@@ -190,10 +195,31 @@ class ShardedBuckets:
             else:
                 own.mean = total.to(own.values.dtype)
 
-    def has_gradient(self, bucket: Bucket, own: OwnedChunk) -> list[bool]:
+    def is_complete(self, bucket: Bucket) -> bool:
+        """Return whether this rank has all gradients of a bucket."""
+        return all(self.parameters[at].grad is not None for at in bucket.members)
+
+    def step(
+        self, bucket: Bucket, groups: Sequence[dict[str, Number]], scale: float | None, *, complete: bool
+    ) -> None:  # fmt: skip
+        """Step this rank's chunks of a bucket, and write their values into its vector.
+
+        Args:
+            bucket: the joint gradient of its chunks is known.
+            groups: the numbers of the optimizer's groups.
+            scale: of the gradient; None: 1.
+            complete: this rank had all its gradients. Else some pieces may have none on any rank.
+        """
+        for own in bucket.owned:
+            if scale is not None:
+                own.mean.mul_(scale)
+            own.optimizer.step(own.mean, self._has_gradient(bucket, own, complete=complete), groups)
+            bucket.values[own.chunk.start : own.chunk.start + own.chunk.elements].copy_(own.values)
+
+    def _has_gradient(self, bucket: Bucket, own: OwnedChunk, *, complete: bool) -> list[bool]:
         """Return for each piece of a chunk whether any rank had a gradient."""
-        if all(self.parameters[piece.parameter].grad is not None for piece in own.chunk.pieces):
-            return [True] * len(own.chunk.pieces)  # this rank had all: no wait for a GPU is needed
+        if complete:
+            return [True] * len(own.chunk.pieces)  # no wait for a GPU is needed
         counts = bucket.gradients[own.chunk.marks : own.chunk.marks + len(own.chunk.pieces)]
         return [count > 0 for count in counts.tolist()]
 
@@ -270,6 +296,7 @@ class ShardedSync(PiecewiseSync):
         group: the engine's; None where it takes no part.
         weight: of this rank's gradient.
         clock: measures waits.
+        in_backward: which buckets are stepped during backward; None: none, and clipping is possible.
         first_step: the step that the next one follows.
         on_unfit: called with the step and the problem when a script changes gradients in its first step.
         trace: notes gradients.
@@ -282,10 +309,14 @@ class ShardedSync(PiecewiseSync):
     def __init__(
         self, name: str, model: nn.Module, trainable: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer,
         shards: ShardedBuckets, backend: PartitionBackend, group: EngineGroup | None, weight: ExampleWeight,
-        clock: Clock, first_step: int = 0, on_unfit: Callable[[int, str], NoReturn] | None = None,
+        clock: Clock, in_backward: BackwardSteps | None = None, first_step: int = 0,
+        on_unfit: Callable[[int, str], NoReturn] | None = None,
         trace: GradientTrace | None = None, spans: StepRecorder | None = None,
     ) -> None:  # fmt: skip
         spans = spans or StepRecorder()
+        self._in_backward = in_backward
+        self._groups: Sequence[dict[str, Number]] | None = None  # as they were when the first bucket was sent
+        self._gathering: dict[int, PendingSum] = {}  # buckets that were stepped in backward
         self._shards, self._backend, self._group, self._time = shards, backend, group, clock
         self._values = GatheredValues(shards, clock, spans)
         self._ready: dict[int, float] = {}  # bucket -> weight; a bucket before it is not ready
@@ -343,12 +374,46 @@ class ShardedSync(PiecewiseSync):
         if not self._pushed:  # the vectors still hold values that no forward has read
             self._values.wait()
             self._values.in_flight.start()
+            if self._in_backward is not None:
+                self._in_backward.begin_round()
+                self._groups = numbers(self._optimizer)
         self._ready[bucket] = weight
         while self._next in self._ready:
             one = self._shards.all[self._next]
             self._shards.fill(one, self._ready.pop(self._next))
             self._sums[self._next] = self._backend.reduce(one.gradients, one.ranges)
+            if self._in_backward is not None and self._in_backward.has(self._next):
+                self._gathering[self._next] = self._in_backward.gather(one.values, one.ranges, self._early_step(one))
             self._next += 1
+
+    def _early_step(self, bucket: Bucket) -> Callable[[], None]:
+        """Return a function that steps this rank's chunks of a bucket, when its sum has ended."""
+        groups, complete = self._groups or (), self._shards.is_complete(bucket)
+
+        def step() -> None:
+            self._shards.take_means(bucket)
+            self._shards.step(bucket, groups, None, complete=complete)
+
+        return step
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        if self._in_backward is not None:
+            raise UsageError(
+                "run.clip_grad_norm() needs the norm of all gradients, but sync.step_in_backward steps parameters "
+                "before all gradients are computed",
+                "leave out step_in_backward under sync: in the job file, or do not clip",
+            )
+        return super().clip_grad_norm(max_norm)
+
+    def _check_optimizer(self) -> None:
+        super()._check_optimizer()
+        if self._groups is not None and (now := numbers(self._optimizer)) != self._groups:
+            raise UsageError(
+                f"{_difference(self._groups, now)}, but with sync.step_in_backward parameters are stepped during "
+                "backward",
+                "change the optimizer's numbers after optimizer.step() or before backward, or leave out "
+                "step_in_backward under sync: in the job file",
+            )
 
     def _norm(self) -> float:
         self._take_means()
@@ -358,18 +423,17 @@ class ShardedSync(PiecewiseSync):
     def _step_pieces(self, save: bool) -> None:
         self._take_means()
         self._spans.pushed(self._push_began)
+        if self._in_backward is not None:
+            self._in_backward.end_round()
         groups = numbers(self._optimizer)
-        gathering: dict[int, PendingSum] = {}
         for number in reversed(range(len(self._shards.all))):  # first layers first
-            bucket = self._shards.all[number]
-            for own in bucket.owned:
-                if self._scale is not None:
-                    own.mean.mul_(self._scale)
-                own.optimizer.step(own.mean, self._shards.has_gradient(bucket, own), groups)
-                bucket.values[own.chunk.start : own.chunk.start + own.chunk.elements].copy_(own.values)
-            gathering[number] = self._backend.gather(bucket.values, bucket.ranges)
-        self._values.expect(gathering)
-        self._next, self._joint = 0, False
+            if number not in self._gathering:
+                bucket = self._shards.all[number]
+                self._shards.step(bucket, groups, self._scale, complete=self._shards.is_complete(bucket))
+                self._gathering[number] = self._backend.gather(bucket.values, bucket.ranges)
+        self._values.expect(self._gathering)
+        self._gathering.clear()
+        self._next, self._joint, self._groups = 0, False, None
 
     def _take_means(self) -> None:
         """Wait until the joint gradient of this rank's chunks is known."""
@@ -378,9 +442,19 @@ class ShardedSync(PiecewiseSync):
         assert self._next == len(self._shards.all), "every bucket was sent"
         began, at = self._time.now(), self._spans.now()
         for number, bucket in enumerate(self._shards.all):
-            self._sums[number].wait()
-            self._shards.take_means(bucket)
+            if number not in self._gathering:  # its vector may hold values by now
+                self._sums[number].wait()
+                self._shards.take_means(bucket)
         self._sums.clear()
         self._joint = True
         self._sync_seconds += self._time.now() - began
         self._spans.synchronized(at)
+
+
+def _difference(before: Sequence[dict[str, Number]], now: Sequence[dict[str, Number]]) -> str:
+    """Return the first number of an optimizer's groups that has changed between backward and the step."""
+    for group, (old, new) in enumerate(zip(before, now, strict=True)):
+        for key in new:
+            if old.get(key) != new[key]:
+                return f"{key} of the optimizer's group {group} was {old.get(key)} in backward and is {new[key]} now"
+    return "the optimizer's numbers have changed since backward"

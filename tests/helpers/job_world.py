@@ -62,6 +62,7 @@ class Job(ThreadedJob):
         factor_rows: of a worker's batch, where `factors` of the job names layers.
         bucket: bytes of a bucket of collectives; 0: measured.
         compression: of gradients.
+        step_in_backward: of a sharded optimizer.
         planes: makes the data planes of collectives; `kill(member)` ends those of a worker.
         host: makes memory that all processes share; None: all bytes are sent.
     """
@@ -72,11 +73,12 @@ class Job(ThreadedJob):
         staleness: int | None = 0, period: int = 1, elastic: bool = False, host: Host | None = None,
         report_seconds: float = 0.05, free: int = 0, planes: Any = None,
         factor_rows: int | None = None, bucket: int | None = None, compression: Compression = PLAIN,
+        step_in_backward: bool = False,
     ) -> None:  # fmt: skip
         order = make_order(
             make_hosts(workers, free=free), strategy=strategy, update=update, every=every, seed=seed,
             staleness=staleness, period=period, report_seconds=report_seconds, restarts=99, factor_rows=factor_rows,
-            bucket=bucket, compression=compression,
+            bucket=bucket, compression=compression, step_in_backward=step_in_backward,
             on_worker_loss="continue" if elastic else "wait",
         )  # fmt: skip
         self.host, self.workers, self.traces, self.planes = host, workers, traces or {}, planes

@@ -9,10 +9,10 @@ from torch import nn
 from psctl.clock import Clock
 from psctl.collectives.allreduce_backends import EngineAllReduce
 from psctl.job.events import BucketChosen
-from psctl.sync import bucket_tuner, build_synchronizer
+from psctl.sync import build_synchronizer, choice_tuner
 from psctl.sync.bucket_allreduce import BucketReducer
-from psctl.sync.bucket_layout import BucketSpace, buckets, different_sizes
-from psctl.sync.bucket_tuner import ROUNDS, SIZES, BucketTuner
+from psctl.sync.bucket_layout import SIZES, BucketSpace, buckets, different_sizes
+from psctl.sync.choice_tuner import ROUNDS, ChoiceTuner
 from psctl.train_state import random_generators
 from psctl.types import BUCKET
 from tests.sync.test_replaced_rank import Training, check
@@ -26,18 +26,18 @@ class Ranks:
     def __init__(self, *seconds: dict[int, float], sizes=SIZES, dtype=torch.float32) -> None:
         self.seconds, self.dtype = list(seconds), dtype
         self.clocks = [Moving() for _ in seconds]
-        self.tuners = [BucketTuner(sizes, clock, len(seconds), "ring", None) for clock in self.clocks]
+        self.tuners = [ChoiceTuner(sizes, clock, len(seconds), "ring", None) for clock in self.clocks]
         self.rounds: list[int] = []
 
     def round(self, lost: int | None = None, late: float = 0.0) -> None:
         """Make a round; of the rank `lost`, only what its replacement knows; a loss takes `late` seconds."""
-        size = self.tuners[0].size
-        assert {each.size for each in self.tuners} == {size}, "all ranks divide alike"
+        size = self.tuners[0].choice
+        assert {each.choice for each in self.tuners} == {size}, "all ranks divide alike"
         self.rounds.append(size)
         vectors = [torch.zeros(3, dtype=self.dtype) for _ in self.tuners]
         if lost is not None:
             giver = self.tuners[(lost + 1) % len(self.tuners)]
-            fresh = BucketTuner(giver.sizes, self.clocks[lost], len(self.tuners), "ring", None)
+            fresh = ChoiceTuner(giver.choices, self.clocks[lost], len(self.tuners), "ring", None)
             fresh.load(giver.state())
             self.tuners[lost] = fresh
             for each in self.tuners:
@@ -54,8 +54,8 @@ class Ranks:
         while self.tuners[0].measures:
             rank = dict(lost).get(len(self.rounds))
             self.round(rank, 50.0 if rank is not None else 0.0)
-        assert len({each.size for each in self.tuners}) == 1
-        return self.tuners[0].size
+        assert len({each.choice for each in self.tuners}) == 1
+        return self.tuners[0].choice
 
 
 class Moving(Clock):
@@ -102,21 +102,21 @@ def test_a_choice_goes_on_from_a_checkpoint_of_the_same_world_only() -> None:
     for _ in range(7):
         ranks.round()
     saved = ranks.tuners[0].state()
-    assert BucketTuner(SIZES, Moving(), 1, "ring", saved).state() == saved
+    assert ChoiceTuner(SIZES, Moving(), 1, "ring", saved).state() == saved
     for world, strategy, sizes in [(2, "ring", SIZES), (1, "tree", SIZES), (1, "ring", SIZES[:3])]:
-        assert BucketTuner(sizes, Moving(), world, strategy, saved).state()["rounds"] == 0
-    assert BucketTuner(SIZES, Moving(), 1, "ring", {"rounds": "many"}).state()["rounds"] == 0
+        assert ChoiceTuner(sizes, Moving(), world, strategy, saved).state()["rounds"] == 0
+    assert ChoiceTuner(SIZES, Moving(), 1, "ring", {"rounds": "many"}).state()["rounds"] == 0
     chosen = ranks.run()
-    done = BucketTuner(SIZES, Moving(), 1, "ring", ranks.tuners[0].state())
-    assert (done.size, done.measures) == (chosen, False)
+    done = ChoiceTuner(SIZES, Moving(), 1, "ring", ranks.tuners[0].state())
+    assert (done.choice, done.measures) == (chosen, False)
 
 
 def test_one_division_needs_no_choice() -> None:
     parameters = [nn.Parameter(torch.zeros(10))]
     sizes = different_sizes(parameters, SIZES)
     assert sizes == (BUCKET,)
-    tuner = BucketTuner(sizes, Moving(), 2, "ring", None)
-    assert (tuner.size, tuner.measures) == (BUCKET, False)
+    tuner = ChoiceTuner(sizes, Moving(), 2, "ring", None)
+    assert (tuner.choice, tuner.measures) == (BUCKET, False)
 
 
 def test_sizes_that_divide_alike_are_tried_once() -> None:
@@ -146,10 +146,10 @@ class Summing(EngineAllReduce):
 
 
 def test_all_divisions_share_one_memory(monkeypatch) -> None:
-    monkeypatch.setattr(bucket_tuner, "ROUNDS", 2)
+    monkeypatch.setattr(choice_tuner, "ROUNDS", 2)
     parameters = [nn.Parameter(torch.ones(9, dtype=dtype)) for dtype in (torch.float64, torch.float32) * 4]
     clock, summing, chosen = Moving(), Summing(), []
-    tuner = BucketTuner(different_sizes(parameters, TRIED), clock, 1, "ring", None)
+    tuner = ChoiceTuner(different_sizes(parameters, TRIED), clock, 1, "ring", None)
     reducer = BucketReducer(None, summing, parameters, tuner=tuner, on_chosen=lambda *told: chosen.append(told))
     made, divisions = list(summing.made), set()
     for number in range(20):
@@ -185,9 +185,9 @@ def short_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten rounds try three sizes, and the second is chosen, whatever is measured."""
     monkeypatch.setattr(random_generators.GeneratorStates, "differing", lambda self, before: {})  # ranks are threads
     monkeypatch.setattr(build_synchronizer, "SIZES", TRIED)
-    monkeypatch.setattr(bucket_tuner, "ROUNDS", 2)
-    monkeypatch.setattr(bucket_tuner, "worth_another", lambda times: (0, 1))
-    monkeypatch.setattr(bucket_tuner, "best", lambda times: 1)
+    monkeypatch.setattr(choice_tuner, "ROUNDS", 2)
+    monkeypatch.setattr(choice_tuner, "worth_another", lambda times: (0, 1))
+    monkeypatch.setattr(choice_tuner, "best", lambda times: 1)
 
 
 _EXPECTED: dict = {}

@@ -75,6 +75,7 @@ def decision(job: JobState, resume: Resume | None, assignment: Assignment | None
         compression=order.compression, hosts=job.host_groups or (), auto=order.update == "auto",
         sums=sum_order.record(job), factors=plan.factors, factor_rows=order.factor_rows or 0,
         bucket=order.bucket, start=plan.start, racks=sum_order.racks_by_rank(job),
+        step_in_backward=order.step_in_backward,
     )  # fmt: skip
 
 

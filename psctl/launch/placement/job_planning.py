@@ -201,7 +201,7 @@ def _asked(job: JobSpec, serving: int) -> PlanRequest:
         strategy_of(job), job.sync.update, servers_of(job, serving), staleness=staleness_of(job),
         bucketed=job.sync.compute is not None, period=job.sync.period, compression=job.sync.compressed,
         compute=job.sync.compute, sums=job.sync.sums,
-        bucket=bucket_of(job), in_parts=job.sync.factor_rows is None,
+        bucket=bucket_of(job), in_parts=job.sync.factor_rows is None, step_in_backward=job.sync.step_in_backward,
     )  # fmt: skip
 
 

@@ -241,6 +241,7 @@ def job_order(
         compute=job.sync.compute,
         replan=job.sync.replan,
         bucket=bucket_of(job),
+        step_in_backward=job.sync.step_in_backward,
         share=job.loader.share,
         seed=job.seed,
         size=job.sync.size,
