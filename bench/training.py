@@ -47,6 +47,7 @@ CASES: dict[str, tuple[list[str], float]] = {
     "ps": (["sync.strategy=ps", "sync.update=server", "servers=4"], 1.0),
     "sharded": (["sync.update=sharded", "sync.strategy=sharded"], 1.0),
     "sharded-ring": (["sync.update=sharded", "sync.strategy=ring"], 1.0),
+    "in-backward": (["sync.update=sharded", "sync.strategy=ring", "sync.step_in_backward=true"], 1.0),
     "ps-worker": (["sync.strategy=ps", "sync.update=worker", "servers=4"], 1.0),
     "bf16": (["sync.compression=bf16"], 0.5),
     "bf16-ring": (["sync.compression=bf16", "sync.strategy=ring"], 0.5),
@@ -62,11 +63,18 @@ CASES: dict[str, tuple[list[str], float]] = {
 """What is set in the job file, and the part of a ring's bytes that travels."""
 
 
+TUNED = 40
+"""Steps of the case `in-backward` before those that count: in these it chooses how much is stepped during backward."""
+
+
 def train(home: dict[str, str], case: str, compute: float, rounds: int, steps: int) -> tuple[str, list[dict[str, Any]]]:
     """Run one job; return the strategy and the measurements."""
     words = [word for each in CASES[case][0] for word in ("--set", each)]
     hook = ', "--hook"' if case.startswith("hook") else f', "--rows", "{ROWS}"' if case == "factors" else ""
-    args = f'args=["--compute", "{compute}", "--rounds", "{rounds}", "--steps", "{steps}"{hook}]'
+    before = TUNED if case == "in-backward" else 1
+    args = (
+        f'args=["--compute", "{compute}", "--rounds", "{rounds}", "--steps", "{steps}", "--before", "{before}"{hook}]'
+    )
     done = subprocess.run(
         [sys.executable, "-m", "psctl", "train", str(ROOT / "bench" / "training_job" / "job.yaml"), "-o", "jsonl",
          "--set", args, *words],

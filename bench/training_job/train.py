@@ -77,6 +77,7 @@ def main() -> None:
     arguments.add_argument("--compute", type=float, default=2.5, help="seconds of a step on the device")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--steps", type=int, default=4, help="of each, a round")
+    arguments.add_argument("--before", type=int, default=1, help="steps of psctl before those that count")
     arguments.add_argument("--hook", action="store_true", help="psctl.accelerate_ddp instead of run.prepare")
     arguments.add_argument("--rows", type=int, default=2, help="of a worker's batch")
     options = arguments.parse_args()
@@ -109,8 +110,8 @@ def main() -> None:
         "ddp": lambda count: steps(count, peer, theirs, lambda: None, options.rows),
         "psctl": ours,
     }
-    for each in contestants.values():
-        each(1)
+    contestants["ddp"](1)
+    contestants["psctl"](options.before)
     for turn in range(options.rounds):
         for name, each in contestants.items():
             dist.barrier(group)

@@ -49,6 +49,22 @@ def test_values_are_pulled_while_the_next_forward_computes() -> None:
     assert pushed_and_pulled(3.0, 1.0, 1.0, 1).seconds == pytest.approx(5.0), "one shard overlaps with nothing"
 
 
+@pytest.mark.parametrize(
+    ("compute", "half", "seconds"),
+    [
+        (3.0, 1.5, 3.0),  # compute as long as both halves: all is hidden
+        (3.0, 1.0, 3.0),  # forward hides the values alone
+        (3.0, 1.75, 3.5),  # 0.25 s of backward are left, and as much less is left to forward
+        (3.0, 2.5, 5.0),  # the links never rest
+    ],
+)
+def test_values_also_travel_in_backward_where_some_buckets_step_there(compute, half, seconds) -> None:
+    step = pushed_and_pulled(compute, half, half, 2000, in_backward=True)
+    assert step.seconds == pytest.approx(seconds, rel=1e-2)
+    assert step.hidden == pytest.approx(compute + 2 * half - step.seconds)
+    assert step.seconds <= pushed_and_pulled(compute, half, half, 2000).seconds
+
+
 def test_no_wait_and_periods() -> None:
     assert without_waiting(2.0, 3.0).seconds == 3.0
     assert without_waiting(2.0, 0.5).hidden == 0.5
@@ -105,6 +121,13 @@ def test_the_plan_shards_the_optimizer_where_the_compute_is_known_and_that_is_fa
     what = msgspec.structs.replace(order(*map(host, names(4))), update="auto", **known)
     assert choose(what, SIZE, None, decided=True, in_parts=False).update == "worker"
     assert choose(what, SIZE, None, decided=True, hooked=True).update == "worker"
+
+
+def test_steps_in_backward_are_predicted_for_schedules_alone() -> None:
+    known = {"compute": 1.3, "update": "sharded"}
+    late, early = planned(**known), planned(**known, step_in_backward=True)
+    assert steps(early)["ring"] < 0.95 * steps(late)["ring"]
+    assert steps(early)["native"] == steps(late)["native"]
 
 
 def test_one_worker_steps_alone() -> None:

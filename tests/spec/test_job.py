@@ -215,6 +215,13 @@ def test_a_job_can_have_this_name(name: str) -> None:
             "3:16",
             "sharded cannot be combined with groups",
         ),
+        ("sync: {step_in_backward: true}", "3:26", "true cannot be combined with update: auto"),
+        ("sync: {step_in_backward: true, update: worker}", "3:26", "true cannot be combined with update: worker"),
+        (
+            "sync: {step_in_backward: true, update: sharded, strategy: native}",
+            "3:26",
+            "sync.step_in_backward: true cannot be combined with strategy: native",
+        ),
         ("sync: {sums: rack}", "3:14", "sync.sums: rack cannot be combined with strategy: auto"),
         ("sync: {sums: rack, strategy: ps, consistency: asp}", "3:14", "rack cannot be combined with consistency: asp"),
         ("sync: {sums: rack, strategy: ps, compression: bf16}", "3:14", "cannot be combined with compression: bf16"),

@@ -19,6 +19,7 @@ JOB = {
     "sync.update": "worker", "sync.period": "8", "sync.sums": "host",
     "sync.compression": "int8", "sync.compression.topk": "0.01", "sync.filters": "[{random_skip: 0.5}]",
     "sync.factor_rows": "64", "sync.bucket": "1MB", "sync.compute": "250ms", "sync.replan": "true",
+    "sync.step_in_backward": "true, update: sharded",
     "sync.batchnorm": "local", "sync.size": "160MB", "checkpoint.to": "/data",
     "checkpoint.every": "10m", "checkpoint.keep": "7", "checkpoint.keep_best.metric": "accuracy",
     "checkpoint.keep_best.mode": "max", "checkpoint.on_stop": "false", "checkpoint.copies": "0",
