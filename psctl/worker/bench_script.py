@@ -40,6 +40,7 @@ from psctl.sync.device_copies import CudaCopies
 from psctl.sync.device_sum import StagedAllReduce
 from psctl.worker import bench_patterns
 from psctl.worker.bench_collectives import CollectiveValues, EngineCollective, PlayedCollective
+from psctl.worker.run import Run
 
 GROUP_BYTES = 1 << 30
 """Bytes of vectors, about, of the strategies that take turns; with large vectors fewer strategies take turns."""
@@ -132,20 +133,19 @@ class MeasuredServers:
     """Parameter servers that sum (`update: worker`), through psctl's own run: a model of one parameter.
 
     Args:
+        run: of this process, which prepares no other model.
         length: elements.
     """
 
     name = "ps"
     mean = True
 
-    def __init__(self, length: int) -> None:
-        import psctl
-
+    def __init__(self, run: Run, length: int) -> None:
         model = nn.Module()
         self._parameter = nn.Parameter(torch.zeros(length))
         model.register_parameter("values", self._parameter)
         # it never steps: a run without steps saves nothing
-        psctl.init().prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
         self._gradient = torch.zeros(length)
 
     def sum(self) -> None:
@@ -330,28 +330,28 @@ def _synchronize(device: torch.device) -> None:
 
 def main(arguments: list[str]) -> None:
     """Answer the question in the file that `arguments` names."""
+    import psctl
+
     question = question_of(Path(arguments[0] if arguments else FILE).read_bytes())
     device = local_device()
     init_default_group(device)
-    ranks = BenchRanks(device)
+    ranks, run = BenchRanks(device), psctl.init()
     if any(name not in ("native", "ps") for each in question.rounds for name in each.strategies):
-        ranks.plane = _plane(ranks.world)
+        ranks.plane = _plane(run, ranks.world)
     for each in question.rounds:
         if (collective := collective_of(question.operation)) is not None:
             _collective_round(question, collective, each, ranks)
             continue
-        _round(question, each, ranks, torch.device("cpu") if "ps" in each.strategies else device)
+        _round(question, each, run, ranks, torch.device("cpu") if "ps" in each.strategies else device)
     ranks.barrier()
     if ranks.plane is not None:
         ranks.plane.close()
     dist.destroy_process_group()
 
 
-def _plane(world: int) -> DataPlane | None:
+def _plane(run: Run, world: int) -> DataPlane | None:
     """Connect this process with all others, as training does; None where psctl did not start it."""
-    import psctl
-
-    session = psctl.init()._session
+    session = run._session
     return session.connect_plane(build("one-shot", world)) if session.has_plane else None
 
 
@@ -363,7 +363,9 @@ def _collective_round(question: BenchQuestion, name: Collective, asked: BenchRou
         _print(ranks, BenchRow(question.operation, algorithm, asked.bytes, ranks.world, times, correct))
 
 
-def _round(question: BenchQuestion, asked: BenchRound, ranks: BenchRanks, device: torch.device) -> None:
+def _round(
+    question: BenchQuestion, asked: BenchRound, run: Run, ranks: BenchRanks, device: torch.device
+) -> None:  # fmt: skip
     length = max(1, asked.bytes // 4)
     source = bench_patterns.repeat_block(bench_patterns.whole(ranks.rank), length).to(device)
     bench = BenchMeasurement(ranks, question.effort, source)
@@ -373,7 +375,7 @@ def _round(question: BenchQuestion, asked: BenchRound, ranks: BenchRanks, device
         group = names[start : start + each]
         _print(ranks, BenchProgress(asked.bytes, group))
         strategies = [
-            MeasuredServers(length) if name == "ps" else collective(name, asked.strategies[name], ranks, source)
+            MeasuredServers(run, length) if name == "ps" else collective(name, asked.strategies[name], ranks, source)
             for name in group
         ]
         for one, times, correct in bench.measure(strategies):

@@ -1,6 +1,7 @@
 """`psctl bench`: makes jobs from its options, or for `up`, and results and winners from the measured times.
 
-All collectives of all sizes are one job. Parameter servers are cut for one model, so `ps` is one job a size.
+All collectives of all sizes are one job. Parameter servers are cut for one model, so `ps` is one job a size; `up`
+measures it at one size, at the end of the job of the collectives.
 """
 
 from __future__ import annotations
@@ -49,10 +50,6 @@ FACTOR = 4
 
 OPERATIONS = 3
 """Operations by which the duration of a short measurement is estimated: one that is checked, and repeats."""
-
-SERVERS = 1.3
-"""Times the fastest prediction, up to which servers are measured where only the likely strategies are: they need a job
-of their own for each size."""
 
 
 class LikelyStrategies(msgspec.Struct, frozen=True):
@@ -300,7 +297,8 @@ class BenchPlan:
         if self._collective is not None:
             return [self._collective_job(self._collective, bench_request)]
         rounds: list[BenchRound] = []
-        served: list[tuple[float, BenchJob]] = []  # with the predicted time, relative to the fastest
+        served: list[BenchRound] = []
+        slower: dict[int, float] = {}  # by size, how many times as long as the fastest `ps` is predicted to take
         for size in bench_request.sizes:
             rows = {row.strategy: row for row in self.plan(size).candidates}
             for name in bench_request.strategies:
@@ -310,19 +308,24 @@ class BenchPlan:
                 name for name in STRATEGIES if rows[name].feasible and name in (bench_request.strategies or STRATEGIES)
             ]
             seconds = {name: rows[name].seconds or 0.0 for name in names}
-            names = bench_request.likely.among(seconds) if bench_request.likely is not None else names
-            played = {name: rows[name].params for name in names if name != "ps"}
+            if "ps" in names:
+                served.append(BenchRound(size, {"ps": {}}))
+                slower[size] = seconds["ps"] / (min(seconds.values()) or 1.0)
+            likely = bench_request.likely.among(seconds) if bench_request.likely is not None else names
+            played = {name: rows[name].params for name in likely if name != "ps"}
             if played:
                 rounds.append(BenchRound(size, played))
-            if "ps" in names:
-                question = BenchQuestion(bench_request.operation, [BenchRound(size, {"ps": {}})], bench_request.effort)
-                served.append((seconds["ps"] / (min(seconds.values()) or 1.0), BenchJob(question, "ps")))
-        if bench_request.likely is not None:
-            served = sorted((each for each in served if each[0] <= SERVERS), key=lambda each: each[0])[:1]
         strategy: Literal["native", "auto"] = "auto" if self.order.require_encryption else "native"
-        question = BenchQuestion(bench_request.operation, rounds, bench_request.effort)
-        collectives = [BenchJob(question, strategy)] if rounds else []
-        return [*collectives, *(job for _, job in served)]
+        if served and bench_request.likely is not None:  # a second job would take longer to start than to measure
+            last = min(served, key=lambda each: slower[each.bytes])
+            return [self._job(bench_request, [*rounds, last], "ps")]
+        collectives = [self._job(bench_request, rounds, strategy)] if rounds else []
+        return [*collectives, *(self._job(bench_request, [each], "ps") for each in served)]
+
+    def _job(
+        self, bench_request: BenchRequest, rounds: list[BenchRound], strategy: Literal["native", "ps", "auto"]
+    ) -> BenchJob:  # fmt: skip
+        return BenchJob(BenchQuestion(bench_request.operation, rounds, bench_request.effort), strategy)
 
     def _collective_job(self, operation: CollectiveOperation, bench_request: BenchRequest) -> BenchJob:
         """Return the job that measures a collective's algorithms, and the engine's own."""
