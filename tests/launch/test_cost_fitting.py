@@ -100,20 +100,12 @@ def test_up_measures_likely_strategies_on_all_slots_the_shortest_last(tmp_path: 
     assert bench_runs.workers_of(many) == bench_runs.MOST_RANKS
 
 
-def test_servers_are_measured_last_at_the_size_at_which_they_are_likely(tmp_path: Path) -> None:
-    """Two workers, and two hosts that serve: of a megabyte servers take the bytes' time once."""
-    hosts = "[{address: a, roles: [worker]}, {address: b, roles: [worker]}, {address: c, roles: [server]}]"
-    found = reached("a", "b", "c", home=Home(tmp_path / "home"), chosen=cluster("", hosts))
-    plan = outlook(found, tmp_path / "job", 2)
-    [job] = plan.jobs(MESSAGES)
-    ratios = {
-        size: (plan.predicted("ps", size) or 0.0)
-        / min(row.seconds for row in plan.plan(size).candidates if row.seconds)
-        for size in MESSAGES.sizes
-    }
-    assert job.strategy == "ps"
-    last = job.question.rounds[-1]
-    assert (last.strategies, ratios[last.bytes]) == ({"ps": {}}, min(ratios.values()))
+def test_servers_are_measured_last_at_the_smallest_size(tmp_path: Path) -> None:
+    found = machines(tmp_path / "home")
+    [job] = outlook(found, tmp_path / "job", 4).jobs(MESSAGES)
+    assert (job.strategy, job.servers) == ("ps", "1")
+    assert (job.question.rounds[-1].bytes, job.question.rounds[-1].strategies) == (4_000, {"ps": {}})
+    assert [each.bytes for each in job.question.rounds if "ps" in each.strategies] == [4_000]
 
 
 def test_no_servers_are_measured_where_no_host_may_hold_one(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`sync.update: sharded` in real processes: over the engine, and over psctl's connections when a worker is killed."""
+"""`sync.update: sharded` in real processes: over the engine, and over psctl's connections, with steps in backward, when
+a worker is killed."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ from tests.helpers.running import Ended, processes, set_args
 pytestmark = pytest.mark.whole
 
 
-def train(exact: ExactJob, folder: Path, strategy: str, *words: str, kill_at: int = 0) -> Ended:
+def train(
+    exact: ExactJob, folder: Path, strategy: str, *words: str, kill_at: int = 0, given: tuple[str, ...] = ()
+) -> Ended:  # fmt: skip
     """Train on two workers; kill the second one at a step."""
     lines = []
     with exact.psctl.start(
         "train", str(EXACT / "job.yaml"), "-o", "jsonl", "--workers", "2", "--servers", "0", "--strategy", strategy,
-        "--set", "sync.update=sharded", *set_args("--optimizer", "adamw", *words),
+        "--set", "sync.update=sharded", *given, *set_args("--optimizer", "adamw", *words),
         "--env", f"RESULT={folder / 'result.json'}",
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -47,7 +50,8 @@ def test_over_the_engine_it_trains_as_one_process_does(tmp_path: Path) -> None:
 def test_a_killed_worker_has_all_continue_from_the_checkpoint(tmp_path: Path) -> None:
     exact = ExactJob(tmp_path)
     expected = exact.alone("--optimizer", "adamw")
-    run = train(exact, tmp_path, "ring", "--pause", "0.05", kill_at=40)
+    small = ("--set", "sync.step_in_backward=true", "--set", "sync.bucket=200")
+    run = train(exact, tmp_path, "ring", "--pause", "0.05", kill_at=40, given=small)
     assert run.code == 0, run
     assert [event["rank"] for event in run.of("worker-lost")] == [1], run
     assert len(run.of("restored")) == 1, run

@@ -1,7 +1,7 @@
 """`psctl bench`: makes jobs from its options, or for `up`, and results and winners from the measured times.
 
 All collectives of all sizes are one job. Parameter servers are cut for one model, so `ps` is one job a size; `up`
-measures it at one size, at the end of the job of the collectives.
+measures it at the smallest size, where its messages count most, at the end of the job of the collectives.
 """
 
 from __future__ import annotations
@@ -104,10 +104,11 @@ MOST_RANKS = 64
 
 
 class BenchJob(msgspec.Struct, frozen=True):
-    """One job of a bench: its question, and the strategy under which it runs."""
+    """One job of a bench: its question, the strategy under which it runs, and its servers; None: as requested."""
 
     question: BenchQuestion
     strategy: Literal["native", "ps", "auto"]
+    servers: str | None = None
 
 
 class BenchResult(msgspec.Struct, frozen=True):
@@ -223,7 +224,8 @@ def wanted(folder: Path, bench_request: BenchRequest, job: BenchJob) -> Requeste
         "checkpoint: {every: null, on_stop: false}", f"timeouts: {{stall: 30d, total: {bench_request.limit}}}",
         f"sync: {{strategy: {job.strategy}, update: worker}}", "replicas: 0",
     ]  # fmt: skip
-    given = {"workers": bench_request.workers, "servers": bench_request.servers if job.strategy != "native" else None}
+    servers = job.servers or bench_request.servers
+    given = {"workers": bench_request.workers, "servers": servers if job.strategy != "native" else None}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
     return load_requested_job("\n".join(lines) + "\n", str(folder / "job.yaml"), overrides, [])
 
@@ -298,7 +300,6 @@ class BenchPlan:
             return [self._collective_job(self._collective, bench_request)]
         rounds: list[BenchRound] = []
         served: list[BenchRound] = []
-        slower: dict[int, float] = {}  # by size, how many times as long as the fastest `ps` is predicted to take
         for size in bench_request.sizes:
             rows = {row.strategy: row for row in self.plan(size).candidates}
             for name in bench_request.strategies:
@@ -310,22 +311,16 @@ class BenchPlan:
             seconds = {name: rows[name].seconds or 0.0 for name in names}
             if "ps" in names:
                 served.append(BenchRound(size, {"ps": {}}))
-                slower[size] = seconds["ps"] / (min(seconds.values()) or 1.0)
             likely = bench_request.likely.among(seconds) if bench_request.likely is not None else names
             played = {name: rows[name].params for name in likely if name != "ps"}
             if played:
                 rounds.append(BenchRound(size, played))
         strategy: Literal["native", "auto"] = "auto" if self.order.require_encryption else "native"
         if served and bench_request.likely is not None:  # a second job would take longer to start than to measure
-            last = min(served, key=lambda each: slower[each.bytes])
-            return [self._job(bench_request, [*rounds, last], "ps")]
-        collectives = [self._job(bench_request, rounds, strategy)] if rounds else []
-        return [*collectives, *(self._job(bench_request, [each], "ps") for each in served)]
-
-    def _job(
-        self, bench_request: BenchRequest, rounds: list[BenchRound], strategy: Literal["native", "ps", "auto"]
-    ) -> BenchJob:  # fmt: skip
-        return BenchJob(BenchQuestion(bench_request.operation, rounds, bench_request.effort), strategy)
+            last = min(served, key=lambda each: each.bytes)
+            return [BenchJob(_question(bench_request, [*rounds, last]), "ps", "1")]  # so few bytes are one shard
+        collectives = [BenchJob(_question(bench_request, rounds), strategy)] if rounds else []
+        return [*collectives, *(BenchJob(_question(bench_request, [each]), "ps") for each in served)]
 
     def _collective_job(self, operation: CollectiveOperation, bench_request: BenchRequest) -> BenchJob:
         """Return the job that measures a collective's algorithms, and the engine's own."""
@@ -339,6 +334,10 @@ class BenchPlan:
             played = {name: options_as_data(rows[name].options) if name in rows else {} for name in names}
             rounds.append(BenchRound(size, played))
         return BenchJob(BenchQuestion(operation, rounds), "auto" if self.order.require_encryption else "native")
+
+
+def _question(bench_request: BenchRequest, rounds: list[BenchRound]) -> BenchQuestion:
+    return BenchQuestion(bench_request.operation, rounds, bench_request.effort)
 
 
 def sizes_document(outlook: BenchPlan, results: Sequence[BenchResult]) -> list[JsonObject]:
