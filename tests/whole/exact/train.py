@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
     parser.add_argument("--epochs", type=int, default=20, help="of 5 steps")
+    parser.add_argument("--clip", type=float, default=0.5, help="norm of the gradient; 0: it is not clipped")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds a step takes at least; none after a resume")
     given = parser.parse_args()
 
@@ -65,7 +66,8 @@ def main() -> None:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(x), y)
             loss.backward()
-            run.clip_grad_norm(0.5)
+            if given.clip:
+                run.clip_grad_norm(given.clip)
             optimizer.step()
             run.report(loss=loss)
             time.sleep(0.0 if run.resumed else given.pause)
