@@ -139,7 +139,7 @@ class BenchCall:
 
 
 class MessageMeasurement(BenchCall):
-    """The bench of `up`: short jobs on all hosts, of which nothing is kept but the costs of messages.
+    """The bench of `up`: a short job on all hosts, of which nothing is kept but the costs of messages.
 
     Args:
         context, chosen: as for `BenchCall`.
@@ -150,7 +150,7 @@ class MessageMeasurement(BenchCall):
 
     def run(self) -> int:
         """Measure and save the costs; return and raise as `BenchCall.run`."""
-        with self._context.working("measuring the cost of messages: short jobs on all hosts"):
+        with self._context.working("measuring the cost of messages: a short job on all hosts"):
             return super().run()
 
     def _request_on(self, reached: ReachedCluster) -> bench_runs.BenchRequest:
