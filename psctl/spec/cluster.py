@@ -103,7 +103,7 @@ class NetworkSpec(Section, frozen=True):
         ),
     ] = "on"
     measure_messages: Annotated[
-        bool, truth(), Doc("psctl up measures the cost of messages by a short job on all hosts; false: plans assume it.")
+        bool, truth(), Doc("psctl up measures the cost of messages in a job on all hosts; false: plans assume it.")
     ] = True
     require_encryption: Annotated[
         bool,
