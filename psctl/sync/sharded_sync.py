@@ -421,7 +421,7 @@ class ShardedSync(PiecewiseSync):
         return float(sum(by_rank(self._backend, own, self._shards.device)) ** 0.5)
 
     def _step_pieces(self, save: bool) -> None:
-        self._take_means()
+        self._await_sums()
         self._spans.pushed(self._push_began)
         if self._in_backward is not None:
             self._in_backward.end_round()
@@ -429,6 +429,8 @@ class ShardedSync(PiecewiseSync):
         for number in reversed(range(len(self._shards.all))):  # first layers first
             if number not in self._gathering:
                 bucket = self._shards.all[number]
+                if not self._joint:  # one at a time: the first layers' values are waited for
+                    self._shards.take_means(bucket)
                 self._shards.step(bucket, groups, self._scale, complete=self._shards.is_complete(bucket))
                 self._gathering[number] = self._backend.gather(bucket.values, bucket.ranges)
         self._values.expect(self._gathering)
@@ -436,17 +438,24 @@ class ShardedSync(PiecewiseSync):
         self._next, self._joint, self._groups = 0, False, None
 
     def _take_means(self) -> None:
-        """Wait until the joint gradient of this rank's chunks is known."""
+        """Take the joint gradient of all of this rank's chunks."""
+        if self._joint:
+            return
+        self._await_sums()
+        for bucket in self._shards.all:
+            self._shards.take_means(bucket)
+        self._joint = True
+
+    def _await_sums(self) -> None:
+        """Wait until the chunks that are stepped now are summed; others were stepped when they were."""
         if self._joint:
             return
         assert self._next == len(self._shards.all), "every bucket was sent"
         began, at = self._time.now(), self._spans.now()
-        for number, bucket in enumerate(self._shards.all):
-            if number not in self._gathering:  # its vector may hold values by now
-                self._sums[number].wait()
-                self._shards.take_means(bucket)
+        for number, work in self._sums.items():
+            if number not in self._gathering:
+                work.wait()
         self._sums.clear()
-        self._joint = True
         self._sync_seconds += self._time.now() - began
         self._spans.synchronized(at)
 

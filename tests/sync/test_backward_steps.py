@@ -162,12 +162,11 @@ def test_a_learning_rate_that_changes_after_backward_is_refused(tmp_path: Path, 
 
 def test_a_learning_rate_may_change_before_backward(tmp_path: Path, half: None) -> None:
     def script(run):
-        model, optimizer = run.prepare(
-            model := nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), torch.optim.SGD(model.parameters(), lr=0.1)
-        )
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
         with torch.no_grad():
             for one in model.parameters():
                 one.fill_(0.1)
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for step in range(4):
             optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
             optimizer.zero_grad()
