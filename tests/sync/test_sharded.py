@@ -270,6 +270,15 @@ def test_long_pieces_in_shared_memory_are_not_overwritten_while_they_are_read(tm
         assert_close(result, found["worker"][0], 0.0 if strategy == "sharded" else 1e-6)
 
 
+def assert_same_end(found, whole) -> None:
+    """Compare what `Training` returned on each rank: steps, and values to the bit."""
+    for place, ((step, state, _), (steps, expected, _)) in enumerate(zip(found, whole, strict=True)):
+        assert step == steps
+        for name, value in expected.items():
+            if place == 0 or not name.startswith("1."):  # only rank 0's running statistics are the job's
+                assert torch.equal(state[name], value), name
+
+
 class EndingTraining(Training):
     """A training whose processes end when they lose a peer, as a script's does."""
 
@@ -296,9 +305,4 @@ def test_a_worker_that_is_killed_at_a_call_has_all_continue_from_the_checkpoint(
     found = training.run(tmp_path, {(rank, 0): calls}, every=3, **given)
     assert len(training.starts) == 6, "all started again"
     (tmp_path / "undisturbed").mkdir()
-    whole = Training().run(tmp_path / "undisturbed", **given)
-    for place, ((step, state, _), (steps, expected, _)) in enumerate(zip(found, whole, strict=True)):
-        assert step == steps
-        for name, value in expected.items():
-            if place == 0 or not name.startswith("1."):  # only rank 0's running statistics are the job's
-                assert torch.equal(state[name], value), name
+    assert_same_end(found, Training().run(tmp_path / "undisturbed", **given))
