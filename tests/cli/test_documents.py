@@ -74,6 +74,7 @@ WITHOUT_HOSTS = [
     for words in shown(path)
     if words[0] in ("explain", "validate")
     or words[:2] in (["topo", "--from"], ["plan", "--topology"], ["init", "mine"])
+    if (path.name, words[0]) != ("exercises.md", "plan")  # test_exercises.py runs them and compares their tables
 ]
 
 

@@ -46,6 +46,7 @@ class PrivateSshd:
             f"AuthorizedKeysFile {folder}/authorized_keys", "PasswordAuthentication no", "UsePAM no",
             "KbdInteractiveAuthentication no", "PermitRootLogin prohibit-password", "MaxStartups 100", extra,
             *(f"HostKey {key}" for key in self.host_keys.values()),
+            "SetEnv SHLVL=1",  # after `extra`, whose own SetEnv counts; bash then reads no ~/.bashrc of the user here
         ]  # fmt: skip
         (folder / "sshd_config").write_text("\n".join(lines) + "\n")
         self.log = (folder / "sshd.log").open("wb")

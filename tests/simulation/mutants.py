@@ -648,8 +648,8 @@ MUTANTS = (
     Mutant("acknowledge before the replica", ((ReplicaChain, "settled", _settle_unreplicated),), 1),
     Mutant("stale promotion", ((ShardPlacement, "remove_lost", _promote_stale),), 19),
     Mutant("lost hand-over delta", ((ClockAggregation, "staged_state", _transfer_no_pushes),), 32),
-    Mutant("a death cut at different clocks on two shards", ((DenseServer, "count_until", _cut_each_shard_apart),), 31),
-    Mutant("gradient overwritten before its acknowledgement", ((SendBuffers, "__init__", _share_send_buffer),), 9),
+    Mutant("a death cut at different clocks on two shards", ((DenseServer, "count_until", _cut_each_shard_apart),), 63),
+    Mutant("gradient overwritten before its acknowledgement", ((SendBuffers, "__init__", _share_send_buffer),), 13),
     Mutant("read older than the staleness allows", ((ReceiveBuffers, "oldest_version", _allow_older_version),), 0),
     Mutant("ranks summed in another order", ((Membership, "at", _reverse_ranks),), 13),
     Mutant("values stepped while they are read", ((VersionReaders, "may_read", _ignore_readers),), 2),
@@ -686,7 +686,7 @@ MUTANTS = (
     Mutant(
         "votes: taken back later",
         ((Voter, "on_configuration", _withdraw_votes),),
-        414,
+        511,
         3000,
         "leadership",
     ),
@@ -739,24 +739,24 @@ MUTANTS = (
     Mutant(
         "tables: acknowledge before the replica",
         ((TableServer, "_acknowledged", _acknowledge_unreplicated),),
-        6,
+        8,
         simulation="tables",
     ),
-    Mutant("tables: stale promotion", ((ShardPlacement, "remove_lost", _promote_stale),), 1, simulation="tables"),
+    Mutant("tables: stale promotion", ((ShardPlacement, "remove_lost", _promote_stale),), 2, simulation="tables"),
     Mutant(
         "tables: lost hand-over delta", ((ReplicatedTables, "snapshot", _snapshot_first_copy),), 0, simulation="tables"
     ),
     Mutant(
         "tables: no answer after an early one",
         ((ShardTable, "changed_since", _find_no_change),),
-        3,
+        33,
         simulation="tables",
     ),
     Mutant("tables: a bag's key counts once", ((RowBags, "gradients", _count_a_key_once),), 4, simulation="tables"),
     Mutant("tables: a code is another value", ((Rounded, "decode", _round_to_less),), 3, simulation="tables"),
     Mutant("tables: last uses not copied", ((table_bytes, "_fill", _forget_uses),), 37, simulation="tables"),
     Mutant("tables: optimizer state not copied", ((table_bytes, "_fill", _forget_state),), 37, simulation="tables"),
-    Mutant("tables: term ignored", ((TableServer, "_is_led", _accept_any_term),), 30, simulation="tables"),
+    Mutant("tables: term ignored", ((TableServer, "_is_led", _accept_any_term),), 96, simulation="tables"),
     Mutant(
         "tables: session ignored",
         ((TableServer, "on_worker_message", _continue_refused_session),),
