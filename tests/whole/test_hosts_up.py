@@ -70,6 +70,7 @@ def test_up_and_doctor_work_through_tcsh_with_one_session_a_connection(make_loop
     cluster.write_text(hosts.cluster_text())
     psctl = Psctl(home.path, environment=home.env)
     up = psctl.run("up", str(cluster), "-o", "json")
+    assert up.code == 0, up
     assert [host["state"] for host in up.document["hosts"]] == ["created", "created"], up
     doctor = psctl.run("doctor", "-o", "json")
     for host in doctor.document["hosts"]:
