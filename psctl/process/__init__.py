@@ -2,6 +2,7 @@
 
 bootstrap: runs the user's script, and writes how it failed
 torch_import: imports torch without the garbage collector
+compiler_import: imports torch's compiler at its first use
 lifeline: ties a process to the agent that started it
 process_orders: the orders of workers, servers and the coordinator
 sealed_memory: passes orders to a child in memory

@@ -37,7 +37,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import NoReturn, Required, TypedDict, TypeVar
 
-from psctl.process import end_signal, lifeline, sealed_memory, stack_dump, torch_import
+from psctl.process import compiler_import, end_signal, lifeline, sealed_memory, stack_dump, torch_import
 from psctl.process.secret_masking import Secrets
 
 _PSCTL = os.path.dirname(_HERE) + os.sep
@@ -62,6 +62,7 @@ def main(argv: list[str]) -> None:
     if orders:
         end_signal.arm()
     torch_import.arm()
+    compiler_import.arm()  # before the finder of torch_import, which finds the compiler itself
     folder = os.getcwd()
     last = _ExitStatus()
     atexit.register(last.exit)  # registered first, so it runs last

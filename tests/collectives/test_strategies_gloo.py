@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from psctl.types import STRATEGIES
-from tests.helpers.running import ROOT, UNTRACED
+from tests.helpers.running import ROOT
 
 WORLD = 4
 PLAYED = tuple(name for name in STRATEGIES if name not in ("native", "ps"))
@@ -32,7 +32,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     processes = []
     for rank in range(WORLD):
         environment = {
-            **os.environ, "PYTHONPATH": os.pathsep.join([UNTRACED, str(ROOT)]), "OMP_NUM_THREADS": "1",
+            **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         }  # fmt: skip

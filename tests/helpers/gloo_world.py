@@ -27,6 +27,7 @@ from psctl.collectives.channel import BatchChannel
 from psctl.collectives.player import SchedulePlayer
 from psctl.errors import PsctlError
 from psctl.job.training_messages import Decision
+from psctl.process import compiler_import
 from psctl.schedule.algorithms import catalog
 from psctl.sync.bucket_allreduce import EngineGroup, find_shared_gpu
 from psctl.types import STRATEGIES, Layout
@@ -187,4 +188,5 @@ def main(file: str) -> None:
 
 
 if __name__ == "__main__":
+    compiler_import.arm()  # as in a job
     main(sys.argv[1])

@@ -17,8 +17,6 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STEADY = ROOT / "tests" / "whole" / "steady" / "job.yaml"
-UNTRACED = str(ROOT / "tests" / "helpers" / "untraced")
-"""A folder that, on PYTHONPATH, lets processes with torch start in half the time: see sitecustomize.py there."""
 
 
 @dataclass
@@ -55,13 +53,11 @@ class Psctl:
         home: its HOME and working directory.
         program: the command that runs psctl.
         environment: variables in addition to those of this process.
-        traced: jobs have torch's tracer, as users' jobs do.
     """
 
     home: Path
     program: tuple[str, ...] = (sys.executable, "-m", "psctl")
     environment: Mapping[str, str] = field(default_factory=dict)
-    traced: bool = False
 
     def whole_environment(self) -> dict[str, str]:
         """Return the environment in which psctl runs."""
@@ -71,10 +67,8 @@ class Psctl:
 
     def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Start psctl in a session of its own; both streams are pipes."""
-        untraced = arguments[:1] == ("train",) and self.program[0] == sys.executable and not self.traced
-        more = ("--env", f"PYTHONPATH={UNTRACED}") if untraced else ()
         return subprocess.Popen(
-            [*self.program, *arguments, *more], stdin=subprocess.DEVNULL,
+            [*self.program, *arguments], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.whole_environment(),
             cwd=cwd or self.home, start_new_session=True,
         )  # fmt: skip

@@ -70,7 +70,8 @@ def test_a_finder_of_the_script_comes_first_as_it_would(tmp_path: Path) -> None:
         "    @staticmethod\n"
         "    def find_spec(name, path, target=None):\n"
         "        return importlib.util.spec_from_file_location(name, 'other.py') if name == 'torch' else None\n"
-        "sys.meta_path[1:1] = [object(), Finder]\n"  # the first is of the old protocol, which Python passes over
+        # after psctl's two; the first of these is of the old protocol, which Python passes over
+        "sys.meta_path[2:2] = [object(), Finder]\n"
         "import torch\nprint(torch.__file__, torch.during)\n"
     )
     (tmp_path / "other.py").write_text(TORCH)

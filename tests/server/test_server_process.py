@@ -26,7 +26,7 @@ from psctl.types import Member
 from tests.helpers.credentials import credentials
 from tests.helpers.orders import make_hosts, make_order
 from tests.helpers.ps_world import flat_values, make_layout
-from tests.helpers.running import ROOT, UNTRACED
+from tests.helpers.running import ROOT
 from tests.helpers.tcp_job import TcpJob
 
 WORKER, SERVER = Member("worker", 0), Member("server", 0)
@@ -52,7 +52,7 @@ class ServerJob(TcpJob):
                 [sys.executable, "-m", "psctl.server.main"],
                 env={
                     **os.environ, ENVIRONMENT: f"{self.folder}/server-0:{told}", "OMP_NUM_THREADS": "1",
-                    "PYTHONPATH": os.pathsep.join([UNTRACED, str(ROOT)]),
+                    "PYTHONPATH": str(ROOT),
                 },
                 stderr=subprocess.PIPE,
                 text=True,

@@ -35,7 +35,7 @@ def leftovers(job_home: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory):
     home = tmp_path_factory.mktemp("home")
-    psctl = Psctl(home, traced=True)
+    psctl = Psctl(home)
     return psctl, psctl.run("train", DIGITS, "-o", "jsonl", *SHORT, *ON_SERVERS, timeout=120)
 
 

@@ -38,10 +38,10 @@ def under_torchrun(folder: Path, **variables: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def under_psctl(folder: Path, *options: str, traced: bool = False, **variables: str) -> list[str]:
+def under_psctl(folder: Path, *options: str, **variables: str) -> list[str]:
     (folder / "job.yaml").write_text("version: 1\nname: same\nscript: train.py\nworkers: {per_host: 2}\n")
     given = [word for name, value in {**VARIABLES, **variables}.items() for word in ("--env", f"{name}={value}")]
-    psctl = Psctl(folder.parent, traced=traced)
+    psctl = Psctl(folder.parent)
     run = psctl.run("train", str(folder / "job.yaml"), "-o", "jsonl", *options, *given, timeout=400)
     assert run.code == 0, run
     return [event["text"] for event in run.of("log") if event["stream"] == "stdout"]
@@ -87,7 +87,7 @@ def test_psctls_own_loop_gives_the_losses_of_distributed_data_parallel(
         shutil.copy(SCRIPTS / "own_loop.py", folder / "train.py")
     expected = losses(under_torchrun(folders[0], DDP="1", **variables))
     options = ["--strategy", strategy, *(["--servers", "1"] if strategy == "ps" else [])]
-    found = losses(under_psctl(folders[1], *options, traced=compiled, **variables))
+    found = losses(under_psctl(folders[1], *options, **variables))
     assert len(expected) == 24
     assert expected[-1] < 0.8 * expected[0], "it learns"
     assert found == pytest.approx(expected, rel=1e-6)
