@@ -110,6 +110,7 @@ def test_the_tutorials_commands_do_what_it_says(tmp_path: Path) -> None:
         until(
             lambda: sum(rank["state"] == "running" for rank in row()["ranks"] if rank["role"] == "worker") == 2, 90, 0.5
         )
+        until(lambda: psctl.run("checkpoint", "list", job, "-o", "json").document["checkpoints"], 90, 0.5)
         assert psctl.run("stop", job).code == 0
         reader.run("checkpoint", "export")
         assert (home.path / "model.safetensors").stat().st_size > 1000
