@@ -4,9 +4,9 @@
 
 The job is templates/digits on the embedded local cluster, once as it is, with two workers, and once with two workers
 and two servers. So two or four processes import torch, and the floors are as many that do so at once, alone and with a
-first optimizer, for which torch imports its compiler. All are measured in turn in one run; figures are medians. With
---hosts N it runs on N test hosts of this machine (root, sshd), which `psctl up` made ready before: N workers, and two
-servers in the second case.
+first optimizer, for which torch imports its compiler where psctl does not put that off. All are measured in turn in
+one run; figures are medians. With --hosts N it runs on N test hosts of this machine (root, sshd), which `psctl up` made
+ready before: N workers, and two servers in the second case.
 """
 
 from __future__ import annotations
