@@ -139,6 +139,21 @@ class BucketChosen(Event, frozen=True, tag="bucket"):
     measured: list[BucketSize]
 
 
+class BackwardCount(msgspec.Struct, frozen=True):
+    """A number of buckets that was tried, and the median of the seconds of a step with as many."""
+
+    buckets: int
+    seconds: float
+
+
+class StepsInBackward(Event, frozen=True, tag="steps-in-backward"):
+    """`sync.step_in_backward` has chosen how many buckets, of `all`, are stepped in backward; `measured` was tried."""
+
+    buckets: int
+    all: int
+    measured: list[BackwardCount]
+
+
 class WorkerLost(Event, frozen=True, tag="worker-lost"):
     """A worker was lost. `lost`: state that is lost with it and not computed again; "": none."""
 
@@ -303,14 +318,14 @@ class Notice(Event, frozen=True, tag="notice"):
 
 AnyEvent = (
     Started | Planned | PlanChecked | Progress
-    | CheckpointWritten | CheckpointCopied | BucketChosen | WorkerLost | WorkerJoined
+    | CheckpointWritten | CheckpointCopied | BucketChosen | StepsInBackward | WorkerLost | WorkerJoined
     | ServerLost | Restored | Log | Finished | StateChanged | HostTraffic | HostFlows | HostGpus | LastSteps
     | ReplicasChanged | Recovering | Recovered | Notice | GroupReported
 )  # fmt: skip
 
 PROMISED = (
     Started, Planned, PlanChecked, Progress,
-    CheckpointWritten, BucketChosen, WorkerLost, WorkerJoined, ServerLost, Restored, Log,
+    CheckpointWritten, BucketChosen, StepsInBackward, WorkerLost, WorkerJoined, ServerLost, Restored, Log,
     Finished, GroupReported,
 )  # fmt: skip
 

@@ -140,6 +140,7 @@ COORDINATION = Permits(
         Permit(training.PlaneBroken, (WORKER,), WITH_MODEL, size=LISTS),
         Permit(training.NotReplaceable, (WORKER,), WITH_MODEL),
         Permit(training.BucketSizeChosen, (WORKER,), WITH_MODEL),
+        Permit(training.BackwardStepsChosen, (WORKER,), WITH_MODEL),
         Permit(streams.StreamOpened, (WORKER,), WITH_MODEL),
         Permit(streams.ShardWanted, (WORKER,), WITH_MODEL),
         Permit(streams.BatchTaken, (WORKER,), WITH_MODEL, size=LISTS),

@@ -271,6 +271,17 @@ class BucketSizeChosen(JobMessage, frozen=True):
     measured: Annotated[tuple[tuple[types.Size, types.Seconds], ...], msgspec.Meta(max_length=64)] = ()
 
 
+class BackwardStepsChosen(JobMessage, frozen=True):
+    """A worker to the coordinator: so many buckets, of `all`, are stepped in backward from now on.
+
+    `measured`: each number that was tried, and the median of the seconds of a step with as many.
+    """
+
+    buckets: types.Size
+    all: types.Size
+    measured: Annotated[tuple[tuple[types.Size, types.Seconds], ...], msgspec.Meta(max_length=64)] = ()
+
+
 class PlaneBroken(JobMessage, frozen=True):
     """A worker to the coordinator: its data plane of this epoch has ended. Answered by ConnectAgain.
 

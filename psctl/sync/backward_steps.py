@@ -14,13 +14,15 @@ of any value: steps are elementwise, and the sums are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from psctl.collectives.allreduce_backends import PendingSum
 from psctl.collectives.partitioned_sums import ChunkRanges, SchedulePartition
 from psctl.sync.choice_tuner import ELEMENTS, ChoiceTuner
+
+OnChosen = Callable[[int, int, Sequence[tuple[int, float]]], object]
 
 PARTS = (0.0, 0.125, 0.25, 0.375, 0.5)
 """Parts of the buckets that are stepped during backward, as they are tried. Where backward takes twice as long as
@@ -51,13 +53,18 @@ class BackwardSteps:
         buckets: their number.
         tuner: chooses how many wait.
         device: where vectors lie.
+        on_chosen: called when the tuner has chosen: how many are stepped during backward, of how many, and the numbers
+            that were tried with the median of their seconds.
     """
 
-    def __init__(self, backend: SchedulePartition, buckets: int, tuner: ChoiceTuner, device: torch.device) -> None:
-        self._backend, self._buckets, self._tuner = backend, buckets, tuner
+    def __init__(
+        self, backend: SchedulePartition, buckets: int, tuner: ChoiceTuner, device: torch.device, on_chosen: OnChosen
+    ) -> None:
+        self._backend, self._buckets, self._tuner, self._on_chosen = backend, buckets, tuner, on_chosen
         self._times = backend.sums.buffer(ELEMENTS, torch.float32, device)
         self._sum: PendingSum | None = None
         self._early = stepped_in_backward(buckets, tuner.choice)
+        self._report()
 
     def begin_round(self) -> None:
         """Choose for the round whose first bucket will be sent next; the values of the former one are there."""
@@ -67,6 +74,12 @@ class BackwardSteps:
         self._sum = None
         self._tuner.end_round([float(number) for number in self._times.tolist()])
         self._early = stepped_in_backward(self._buckets, self._tuner.choice)
+        self._report()
+
+    def _report(self) -> None:
+        if not self._tuner.measures:
+            measured = [(self._buckets - waiting, seconds) for waiting, seconds in self._tuner.medians]
+            self._on_chosen(len(self._early), self._buckets, measured)
 
     def has(self, bucket: int) -> bool:
         """Whether a bucket is stepped when it is summed, in this round."""

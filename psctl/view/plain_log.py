@@ -129,6 +129,9 @@ def describe(event: kinds.AnyEvent) -> str:  # long: a line for each kind of eve
         case kinds.BucketChosen():
             tried = " ".join(f"{_size(each.size)}:{_seconds(each.seconds)}" for each in event.measured)
             text = f"bucket size={_size(event.size)} measured={tried or '-'}"
+        case kinds.StepsInBackward():
+            tried = " ".join(f"{each.buckets}:{_seconds(each.seconds)}" for each in event.measured)
+            text = f"steps-in-backward buckets={event.buckets}/{event.all} measured={tried or '-'}"
         case kinds.GroupReported():
             metrics = " ".join(f"{name}={number(value)}" for name, value in event.metrics.items())
             text = f"group {event.group}/{event.rank} step={event.step} {metrics}"

@@ -35,6 +35,7 @@ from psctl.job.message import JobMessage
 from psctl.job.stream_messages import CoordinatorStreamMessage
 from psctl.job.table_server_messages import TablesAt, TablesWanted
 from psctl.job.training_messages import (
+    BackwardStepsChosen,
     BucketSizeChosen,
     CollectiveChoice,
     ConnectAgain,
@@ -444,6 +445,10 @@ class CoordinatorSession:
     def report_bucket_size(self, size: int, measured: Sequence[tuple[int, float]]) -> None:
         """Report the size of buckets that was chosen, and the sizes that were tried with their seconds."""
         self.send(BucketSizeChosen(size, tuple(measured)))
+
+    def report_backward_steps(self, buckets: int, every: int, measured: Sequence[tuple[int, float]]) -> None:
+        """Report how many buckets, of all, are stepped in backward, and the numbers that were tried."""
+        self.send(BackwardStepsChosen(buckets, every, tuple(measured)))
 
     def report_finished(self, step: int) -> None:
         """Report to the coordinator that the script has reached its end."""

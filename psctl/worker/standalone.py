@@ -78,6 +78,9 @@ class StandaloneSession:
     def report_bucket_size(self, size: int, measured: Sequence[tuple[int, float]]) -> None:
         return
 
+    def report_backward_steps(self, buckets: int, every: int, measured: Sequence[tuple[int, float]]) -> None:
+        return
+
     def begin(self, step: int) -> None:
         return
 

@@ -21,7 +21,7 @@ from psctl.coordinator.state.instructions import (
 )
 from psctl.job import events
 from psctl.job.checkpoint_messages import CutPosition, ProposeCut, SaveBegin, SaveEnd
-from psctl.job.training_messages import MemberReady, Prepare, Resume, WorkerReport
+from psctl.job.training_messages import BackwardStepsChosen, MemberReady, Prepare, Resume, WorkerReport
 from psctl.orders import JobOrder
 from psctl.types import Member
 from tests.helpers.driven_job import LAYOUT, ORDER, PLAN, DrivenJob, appended, sent
@@ -256,3 +256,16 @@ def test_buckets_that_are_tried_are_not_measured() -> None:
     made.machine.job.progress.bucket_size = 1_000_000
     made.steps(70)
     assert len(again(made.steps(100))) == 1
+
+
+def test_steps_in_backward_that_are_tried_are_not_measured_and_their_number_is_an_event() -> None:
+    made = job(replace(AUTO, step_in_backward=True))
+    made.steps(10)
+    assert again(made.steps(60)) == []
+    for worker in made.workers:
+        made.receive(worker, BackwardStepsChosen(0, 8, ((0, 1.5), (2, 2.0))))
+    made.steps(70)
+    assert len(again(made.steps(100))) == 1
+    (chosen,) = appended(made.instructions, events.StepsInBackward)
+    assert (chosen.buckets, chosen.all) == (0, 8)
+    assert [(each.buckets, each.seconds) for each in chosen.measured] == [(0, 1.5), (2, 2.0)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from psctl.clock import Clock
 from psctl.collectives.partitioned_sums import SchedulePartition
 from psctl.errors import UsageError
+from psctl.job.events import StepsInBackward
 from psctl.sync import backward_steps, choice_tuner
 from psctl.sync.backward_steps import BackwardSteps, stepped_in_backward, waiting_counts
 from psctl.sync.choice_tuner import ChoiceTuner
@@ -209,7 +211,8 @@ class Moving(Clock):
 @pytest.mark.parametrize(("fastest", "seconds"), [(24, 1.0), (15, 0.8), (12, 0.9)])
 def test_the_number_that_takes_the_least_time_is_kept(fastest: int, seconds: float) -> None:
     clock, backend = Moving(), Gathers()
-    steps = BackwardSteps(backend, 24, ChoiceTuner(waiting_counts(24), clock, 1, "ring", None), torch.device("cpu"))
+    tuner, reports = ChoiceTuner(waiting_counts(24), clock, 1, "ring", None), []
+    steps = BackwardSteps(backend, 24, tuner, torch.device("cpu"), lambda *report: reports.append(report))
     tried = set()
     for _ in range(60):
         steps.begin_round()
@@ -220,12 +223,27 @@ def test_the_number_that_takes_the_least_time_is_kept(fastest: int, seconds: flo
     assert tried == set(waiting_counts(24))
     assert 24 - early == fastest
     assert len(backend.calls) < 60, "no times are sent when the choice is made"
+    ((early, every, measured),) = reports
+    assert (early, every) == (24 - fastest, 24)
+    assert {each: pytest.approx(took) for each, took in measured} == {
+        24 - waiting: seconds if waiting == fastest else 1.1 for waiting in waiting_counts(24)
+    }
+
+
+def test_one_bucket_is_never_stepped_in_backward_which_is_reported_at_once() -> None:
+    reports: list[tuple[Any, ...]] = []
+    tuner = ChoiceTuner(waiting_counts(1), Moving(), 1, "ring", None)
+    BackwardSteps(Gathers(), 1, tuner, torch.device("cpu"), lambda *report: reports.append(report))
+    assert reports == [(0, 1, [])]
 
 
 def test_all_ranks_try_alike_and_train_to_the_same_bits(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(choice_tuner, "ROUNDS", 2)
     with sharded(tmp_path / "early", bucket=60, step_in_backward=True) as job:
         found = job.run(lambda run: train(run, epochs=12))
+    (chosen,) = [each for each in job.events if isinstance(each, StepsInBackward)]
+    assert {each.buckets for each in chosen.measured} >= {0, chosen.buckets}
+    assert chosen.buckets < chosen.all
     with sharded(tmp_path / "worker", bucket=60, update="worker") as job:
         assert_close(found[1], job.run(lambda run: train(run, epochs=12))[0], 0.0)
 

@@ -86,6 +86,7 @@ from psctl.job.session_messages import ResumeSession
 from psctl.job.stream_messages import BatchTaken, ShardWanted, StreamOpened
 from psctl.job.table_server_messages import ScriptOpensStore, TablesReady, TablesWanted
 from psctl.job.training_messages import (
+    BackwardStepsChosen,
     BucketSizeChosen,
     Heartbeat,
     Join,
@@ -376,6 +377,8 @@ class JobStateMachine:
                 collective_losses.on_not_replaceable(job, worker, message)
             case BucketSizeChosen():
                 progress.on_bucket_size(job, message)
+            case BackwardStepsChosen():
+                progress.on_backward_steps(job, message)
             case StepUnfit():
                 restart.on_step_unfit(job, worker, message)
             case StreamOpened() | ShardWanted() | BatchTaken():

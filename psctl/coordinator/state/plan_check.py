@@ -90,6 +90,12 @@ def begin(job: JobState) -> None:
     job.plan_check = PlanCheck(seconds=job.plan_check.seconds, changes=job.plan_check.changes)
 
 
+def _choosing(job: JobState) -> bool:
+    """Whether the workers still measure a choice of theirs, in steps that differ from those that follow."""
+    sizes = job.order.bucket == 0 and not job.progress.bucket_size
+    return sizes or (job.order.step_in_backward and job.progress.backward_steps is None)
+
+
 def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
     """Add a worker's report to its steps; have the plan made again when all have enough."""
     check = job.plan_check
@@ -102,7 +108,7 @@ def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
     if joining_workers.is_changing(job) or job.joining.members:
         check.reported.clear()
         return
-    if message.step < job.progress.first_step + SKIPPED or (job.order.bucket == 0 and not job.progress.bucket_size):
+    if message.step < job.progress.first_step + SKIPPED or _choosing(job):
         return
     found = check.reported.get(rank.member.rank)
     if found is None:

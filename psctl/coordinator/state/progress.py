@@ -11,7 +11,7 @@ from psctl.coordinator.state import checkpoints
 from psctl.job import events
 from psctl.job.activity import PARTS
 from psctl.job.process_messages import HostSample, OutputLines, ProcessExited
-from psctl.job.training_messages import BucketSizeChosen, Heartbeat, WorkerReport
+from psctl.job.training_messages import BackwardStepsChosen, BucketSizeChosen, Heartbeat, WorkerReport
 from psctl.types import Member, PeerBytes
 
 if TYPE_CHECKING:
@@ -203,10 +203,12 @@ class JobProgress:
         self.gpus: dict[int, tuple[events.GpuState, ...]] = {}  # by host, at its last sample
         self.appended_gpus: dict[int, tuple[events.GpuState, ...]] = {}
         self.bucket_size = 0  # that `sync.bucket: auto` has chosen last; 0: none yet
+        self.backward_steps: int | None = None  # buckets that `sync.step_in_backward` has chosen; None: not yet
         self._appended_names: dict[str, int] = {}  # by name of a number: the step of its value in the log
 
     def rewind(self, job: JobState, step: int) -> None:
         """Go back to a step, from which all processes start again."""
+        self.backward_steps = None  # they choose anew
         self.lost_steps = max(0, max([self.reports.step, *(rank.step for rank in job.ranks.values())]) - step)
         self.first_step = step
         self.reports.rewind(step, job.now)
@@ -379,6 +381,16 @@ def on_bucket_size(job: JobState, message: BucketSizeChosen) -> None:
         job.progress.bucket_size = message.size
         measured = [events.BucketSize(size, seconds) for size, seconds in message.measured]
         job.append_event(events.BucketChosen(time=job.time, size=message.size, measured=measured))
+
+
+def on_backward_steps(job: JobState, message: BackwardStepsChosen) -> None:
+    """The workers have chosen how many buckets are stepped in backward; each reports it."""
+    if job.progress.backward_steps != message.buckets:
+        job.progress.backward_steps = message.buckets
+        measured = [events.BackwardCount(buckets, seconds) for buckets, seconds in message.measured]
+        job.append_event(
+            events.StepsInBackward(time=job.time, buckets=message.buckets, all=message.all, measured=measured)
+        )
 
 
 def on_output(job: JobState, host: str, message: OutputLines) -> None:
