@@ -154,7 +154,7 @@ class BucketReducer:
         factors: by the index of a parameter, the factors that are sent in place of its gradient.
         size: bytes of a bucket, unless there is a tuner.
         tuner: tries sizes in the first rounds.
-        on_chosen: called when the tuner has chosen.
+        on_chosen: called when the tuner has chosen, or at once where it has nothing to try.
     """
 
     def __init__(
@@ -174,6 +174,8 @@ class BucketReducer:
         self._next = 0
         self._works: list[PendingSum] = []
         self._finishing = False
+        if tuner is not None and not tuner.measures:  # one division fits all sizes, or a checkpoint has the choice
+            on_chosen(tuner.choice, tuner.medians)
 
     @property
     def tuning(self) -> State:

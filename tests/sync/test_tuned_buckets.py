@@ -117,6 +117,9 @@ def test_one_division_needs_no_choice() -> None:
     assert sizes == (BUCKET,)
     tuner = ChoiceTuner(sizes, Moving(), 2, "ring", None)
     assert (tuner.choice, tuner.measures) == (BUCKET, False)
+    reported: list[tuple[int, object]] = []
+    BucketReducer(None, Summing(), parameters, tuner=tuner, on_chosen=lambda *report: reported.append(report))
+    assert reported == [(BUCKET, [])], "the check of the plan waits for it"
 
 
 def test_sizes_that_divide_alike_are_tried_once() -> None:
