@@ -9,6 +9,7 @@ the epoch, because a resumed job runs the code before its first batch again, and
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import sys
@@ -38,10 +39,30 @@ def reseed(*parts: int | str) -> None:
     """Seed python's, numpy's and torch's generators from `parts`."""
     seed = mix(*parts)
     random.seed(seed)
-    torch.manual_seed(seed)
+    _seed_torch(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
+
+
+def _seed_torch(seed: int) -> None:
+    """Seed torch's generators as `torch.manual_seed` does, which takes 0.1 to 0.3 ms: for each kind of device that is
+    not in use it keeps the call with its stack, until the device is."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+    elif has_devices():
+        torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+
+
+@functools.cache
+def has_devices() -> bool:
+    """Whether torch has generators for devices of this machine; none is initialized for the answer."""
+    if hasattr(torch, "accelerator"):  # torch before 2.6 lacks it
+        kind = torch.accelerator.current_accelerator()
+        if kind is None or kind.type != "cuda":
+            return kind is not None
+    return bool(torch.cuda.device_count())
 
 
 PythonState: TypeAlias = tuple[int, tuple[int, ...], float | None]

@@ -16,6 +16,9 @@ from psctl.train_state.random_generators import (
     GeneratorStates,
     RandomGenerators,
     SavedGenerators,
+    has_devices,
+    mix,
+    reseed,
     saved_for,
     saved_from,
 )
@@ -31,6 +34,38 @@ def seed(number: int) -> None:
     random.seed(number)
     np.random.seed(number)
     torch.manual_seed(number)
+
+
+def test_a_seed_gives_the_numbers_of_the_libraries_own() -> None:
+    reseed(3, "clock", 5)
+    found = drawn(), drawn()
+    random.seed(mix(3, "clock", 5))
+    np.random.seed(mix(3, "clock", 5) % 2**32)
+    torch.manual_seed(mix(3, "clock", 5))
+    assert found == (drawn(), drawn())
+
+
+@pytest.mark.parametrize(
+    ("initialized", "devices", "called"), [(True, 1, "manual_seed_all"), (False, 1, "manual_seed"), (False, 0, "")]
+)
+def test_generators_of_devices_are_seeded_where_there_are_some(
+    monkeypatch, initialized: bool, devices: int, called: str
+) -> None:
+    seeds: list[tuple[str, int]] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: seeds.append(("manual_seed_all", seed)))
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: seeds.append(("manual_seed", seed)))
+    has_devices.cache_clear()
+    try:
+        reseed(3)
+    finally:
+        has_devices.cache_clear()
+    assert seeds == ([(called, mix(3))] if called else [])
+    found = torch.rand(())
+    torch.default_generator.manual_seed(mix(3))
+    assert found == torch.rand(())
 
 
 class Net(nn.Module):
