@@ -12,6 +12,7 @@ compiles finds what it would have found.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import threading
@@ -64,6 +65,15 @@ class CompilerStandIn(ModuleType):
             raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
         return getattr(self._finder.import_compiler(), name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._finder.import_compiler(), name, value)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._finder.import_compiler())
+
 
 class CompilerFinder(MetaPathFinder, Loader):
     """Finds the stand-in; the compiler for its submodules.
@@ -73,6 +83,7 @@ class CompilerFinder(MetaPathFinder, Loader):
 
     def __init__(self) -> None:
         self.unhidden: dict[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._imported = False
         self._lock = threading.Lock()
 
     def find_spec(
@@ -100,9 +111,10 @@ class CompilerFinder(MetaPathFinder, Loader):
             ImportError: what its import raises; a later import raises it again.
         """
         with self._lock:
-            first = self in sys.meta_path
+            first, self._imported = not self._imported, True
             if first:
-                sys.meta_path.remove(self)
+                with contextlib.suppress(ValueError):  # the script has removed it
+                    sys.meta_path.remove(self)
                 sys.modules.pop(NAME, None)
                 vars(sys.modules[PACKAGE]).pop(CHILD, None)
         compiler = importlib.import_module(NAME)
