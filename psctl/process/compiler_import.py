@@ -1,12 +1,12 @@
 """Puts off the import of torch's compiler until the process uses it.
 
-The first optimizer of a process imports torch._dynamo, the tracer of torch.compile, to hide its methods from it. That
+The first optimizer of a process imports torch._dynamo, the tracer of torch.compile, to have it skip its methods. That
 takes as long as the import of torch itself (0.9 s of processor time, 75 MB), and few scripts compile.
 internals/measurements.md has the times.
 
 A stand-in for the module has the two functions that optimizers call. Without the tracer nothing is traced, so there is
-nothing to hide and no graph to break: both do nothing. Every other use, by any attribute, submodule or caller, imports
-the module itself, which takes the place of the stand-in and hides the methods that were to be hidden. So a script that
+nothing to skip and no graph to break: both do nothing. Every other use, by any attribute, submodule or caller, imports
+the module itself, which takes the place of the stand-in and skips the methods that were to be skipped. So a script that
 compiles finds what it would have found.
 """
 
@@ -26,11 +26,11 @@ PACKAGE, CHILD = "torch", "_dynamo"
 
 NAME = f"{PACKAGE}.{CHILD}"
 
-HIDER = "torch._compile"
-"""torch's module that hides methods from the tracer, and remembers for each one the version that the tracer gave it."""
+SKIPPER = "torch._compile"
+"""torch's module whose decorator has the tracer skip a method: it keeps, for each one, what the tracer returned."""
 
-REMEMBERED = "__dynamo_disable"
-"""Attribute of a method under which HIDER remembers that version."""
+KEPT = "__dynamo_disable"
+"""Attribute of a method under which SKIPPER keeps that."""
 
 
 def arm() -> None:
@@ -52,8 +52,8 @@ class CompilerStandIn(ModuleType):
 
     def disable(self, function: Callable[..., Any] | None = None, *arguments: Any, **settings: Any) -> Any:
         """Return a method of torch as it is; for any other caller, what the compiler returns."""
-        if function is not None and sys._getframe(1).f_globals.get("__name__") == HIDER:
-            self._finder.unhidden[function] = (arguments, settings)
+        if function is not None and sys._getframe(1).f_globals.get("__name__") == SKIPPER:
+            self._finder.skipped[function] = (arguments, settings)
             return function
         return self._finder.import_compiler().disable(function, *arguments, **settings)
 
@@ -78,11 +78,11 @@ class CompilerStandIn(ModuleType):
 class CompilerFinder(MetaPathFinder, Loader):
     """Finds the stand-in; the compiler for its submodules.
 
-    `unhidden` are the methods that HIDER got back as they are, and the arguments with which it wanted them hidden.
+    `skipped` are the methods that SKIPPER got back as they are, with the other arguments of its call.
     """
 
     def __init__(self) -> None:
-        self.unhidden: dict[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self.skipped: dict[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._imported = False
         self._lock = threading.Lock()
 
@@ -119,9 +119,9 @@ class CompilerFinder(MetaPathFinder, Loader):
                 vars(sys.modules[PACKAGE]).pop(CHILD, None)
         compiler = importlib.import_module(NAME)
         if first:  # not for a use in the course of that import, when the compiler is there in part
-            for function, (arguments, settings) in self.unhidden.items():
-                if vars(function).get(REMEMBERED) is function:
-                    setattr(function, REMEMBERED, compiler.disable(function, *arguments, **settings))
+            for function, (arguments, settings) in self.skipped.items():
+                if vars(function).get(KEPT) is function:
+                    setattr(function, KEPT, compiler.disable(function, *arguments, **settings))
         return compiler
 
 
