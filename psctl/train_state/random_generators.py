@@ -46,8 +46,11 @@ def reseed(*parts: int | str) -> None:
 
 
 def _seed_torch(seed: int) -> None:
-    """Seed torch's generators as `torch.manual_seed` does, which takes 0.1 to 0.3 ms: for each kind of device that is
-    not in use it keeps the call with its stack, until the device is."""
+    """Seed the generators of torch that exist.
+
+    `torch.manual_seed` takes 0.1 to 0.3 ms: for each kind of device that is not in use it keeps the call, with its
+    formatted stack, until the device is used.
+    """
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
     elif has_devices():
