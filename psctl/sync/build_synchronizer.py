@@ -228,8 +228,6 @@ def _sharded(parts: TrainingParts, decision: Decision, tools: Tools) -> ShardedS
         counts = waiting_counts(len(shards.all))
         tuner = ChoiceTuner(counts, tools.clock, tools.world, decision.strategy, None)
         in_backward = BackwardSteps(backend, len(shards.all), tuner, device, session.report_backward_steps)
-    elif decision.step_in_backward:
-        session.report_backward_steps(0, len(shards.all), ())  # the engine's own halves cannot be joined by a step
     return ShardedSync(
         decision.strategy, parts.model, trainable, parts.optimizer, shards, backend, group, tools.weight, tools.clock,
         in_backward, resume.step if resume is not None else 0, session.report_unfit if decision.auto else None,

@@ -258,6 +258,15 @@ def test_buckets_that_are_tried_are_not_measured() -> None:
     assert len(again(made.steps(100))) == 1
 
 
+@pytest.mark.parametrize(
+    ("chosen", "order"), [("ps", replace(AUTO, bucket=0)), ("native", replace(AUTO, step_in_backward=True))]
+)
+def test_a_strategy_under_which_nothing_is_tried_is_measured_at_once(chosen: str, order: JobOrder) -> None:
+    made = job(order, chosen)
+    made.steps(10)
+    assert len(again(made.steps(60))) == 1
+
+
 def test_steps_in_backward_that_are_tried_are_not_measured_and_their_number_is_an_event() -> None:
     made = job(replace(AUTO, step_in_backward=True))
     made.steps(10)

@@ -90,10 +90,14 @@ def begin(job: JobState) -> None:
     job.plan_check = PlanCheck(seconds=job.plan_check.seconds, changes=job.plan_check.changes)
 
 
-def _choosing(job: JobState) -> bool:
-    """Whether the workers still measure a choice of theirs, in steps that differ from those that follow."""
-    sizes = job.order.bucket == 0 and not job.progress.bucket_size
-    return sizes or (job.order.step_in_backward and job.progress.backward_steps is None)
+def _choosing(job: JobState, strategy: str) -> bool:
+    """Whether the workers still measure a choice of theirs, in steps that differ from those that follow.
+
+    Under `ps` there are no buckets, and no step in backward under `native`, so nothing is chosen.
+    """
+    sizes = job.order.bucket == 0 and strategy != "ps" and not job.progress.bucket_size
+    early = job.order.step_in_backward and strategy != "native" and job.progress.backward_steps is None
+    return sizes or early
 
 
 def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
@@ -108,7 +112,7 @@ def on_report(job: JobState, rank: Rank, message: WorkerReport) -> None:
     if joining_workers.is_changing(job) or job.joining.members:
         check.reported.clear()
         return
-    if message.step < job.progress.first_step + SKIPPED or _choosing(job):
+    if message.step < job.progress.first_step + SKIPPED or _choosing(job, job.plan.chosen):
         return
     found = check.reported.get(rank.member.rank)
     if found is None:
