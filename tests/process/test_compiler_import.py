@@ -124,7 +124,7 @@ USES = {
     "a name from it": "from torch._dynamo import there\nprint(there)",
     "a submodule": "from torch._dynamo.part import owner\nprint(owner.there)",
     "a submodule from it": "from torch._dynamo import part\nprint(part.owner.there)",
-    "functions of the script that it hides": "print(int(torch._dynamo.disable(print, 2, key=3)[0] == 'disabled'))",
+    "a function of the script that it skips": "print(int(torch._dynamo.disable(print, 2, key=3)[0] == 'disabled'))",
     "an attribute that is set": "torch._dynamo.there = 1\nprint(vars(sys.modules['torch._dynamo'])['there'])",
     "its names": "print(int('there' in dir(torch._dynamo)))",
     "an attribute where its finder is gone": "sys.meta_path[:2] = []\nprint(torch._dynamo.there)",

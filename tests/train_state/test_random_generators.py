@@ -46,15 +46,19 @@ def test_a_seed_gives_the_numbers_of_the_libraries_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("initialized", "devices", "called"), [(True, 1, "manual_seed_all"), (False, 1, "manual_seed"), (False, 0, "")]
-)
+    ("kind", "initialized", "devices", "called"),
+    [
+        ("cuda", True, 1, "manual_seed_all"), ("cuda", False, 1, "manual_seed"), ("cuda", False, 0, ""),
+        ("xpu", False, 0, "manual_seed"),
+    ],
+)  # fmt: skip
 def test_generators_of_devices_are_seeded_where_there_are_some(
-    monkeypatch, initialized: bool, devices: int, called: str
+    monkeypatch, kind: str, initialized: bool, devices: int, called: str
 ) -> None:
     seeds: list[tuple[str, int]] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: seeds.append(("manual_seed_all", seed)))
     monkeypatch.setattr(torch, "manual_seed", lambda seed: seeds.append(("manual_seed", seed)))
     has_devices.cache_clear()
