@@ -48,6 +48,7 @@ CASES: dict[str, tuple[list[str], float]] = {
     "sharded": (["sync.update=sharded", "sync.strategy=sharded"], 1.0),
     "sharded-ring": (["sync.update=sharded", "sync.strategy=ring"], 1.0),
     "in-backward": (["sync.update=sharded", "sync.strategy=ring", "sync.step_in_backward=true"], 1.0),
+    "ps-in-backward": (["sync.strategy=ps", "sync.update=server", "servers=4", "sync.step_in_backward=true"], 1.0),
     "ps-worker": (["sync.strategy=ps", "sync.update=worker", "servers=4"], 1.0),
     "bf16": (["sync.compression=bf16"], 0.5),
     "bf16-ring": (["sync.compression=bf16", "sync.strategy=ring"], 0.5),

@@ -170,6 +170,26 @@ class ParameterClient:
         """
         self._call(lambda: self._state.order_step(clock, [dict(group) for group in groups], scale, save))
 
+    def order_in_backward(self, clock: int, groups: Sequence[Mapping[str, Number]]) -> frozenset[int]:
+        """Order some shards to step at `clock` as soon as all ranks have pushed them; before the clock's pushes.
+
+        Returns:
+            These shards, whose values `pull_in_backward` may request.
+        """
+        with self._lock:
+            self._send(self._state.order_in_backward(clock, groups))
+            return self._state.shards_in_backward
+
+    @property
+    def shards_in_backward(self) -> frozenset[int]:
+        """The shards that step in backward, by the newest assignment."""
+        with self._lock:
+            return self._state.shards_in_backward
+
+    def pull_in_backward(self, clock: int, shard: int) -> None:
+        """Ask for a shard's values of `clock`, before `pull` asks for the others; does not block."""
+        self._call(lambda: self._state.pull_in_backward(clock, shard))
+
     def save(self, version: int) -> None:
         """Have the servers save `version`, the newest that was pulled, without an order in its step; any rank may."""
         if self._state.terms.update == "server":

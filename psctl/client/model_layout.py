@@ -14,12 +14,26 @@ from psctl.types import Layout, Number, ParameterInfo
 _FLOATS = {"float64", "float32", "bfloat16", "float16"}
 
 
+BESIDE_WORKERS = 1 / 4
+"""Part of the shards that step in backward where servers share hosts with workers. Pushes use the links then, in both
+directions, and more values on their way would delay the last pushes, for which the next forward waits (measured in
+docs/internals/measurements.md). Servers on hosts of their own answer in the other direction: all shards step then."""
+
+
 def terms_of(decision: Decision, world: int) -> Terms:
     """Return the terms of training that workers and servers share; `world`: number of workers at the start."""
     base = decision.resume.step if decision.resume else 0
     staleness, hosts = decision.staleness, decision.hosts
-    by_rack = bool(decision.racks)
-    return Terms(decision.layout, world, decision.update, base, staleness, decision.compression, hosts, by_rack)
+    return Terms(
+        decision.layout, world, decision.update, base, staleness, decision.compression, hosts, bool(decision.racks),
+        in_backward=_part_in_backward(decision),
+    )  # fmt: skip
+
+
+def _part_in_backward(decision: Decision) -> float:
+    if not decision.step_in_backward or decision.update != "server":
+        return 0.0
+    return 1.0 if decision.servers_apart else BESIDE_WORKERS
 
 
 def check_given(model: object, optimizer: object, scheduler: object) -> None:

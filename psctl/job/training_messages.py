@@ -140,7 +140,8 @@ class Decision(JobMessage, frozen=True):
     `factors`: weights of linear layers whose gradients are sent as factors, with at most `factor_rows` rows a worker.
     `bucket`: bytes of gradients that a collective sums together; 0: measured in the first steps; None: the default.
     `start`: the broadcast of start values over the connections of the sums; None: a sum with zeros.
-    `step_in_backward`: some buckets of a sharded optimizer are stepped while backward runs.
+    `step_in_backward`: some buckets of a sharded optimizer, or some shards, are stepped while backward runs.
+    `servers_apart`: no server shares a host with a worker.
     """
 
     strategy: str
@@ -163,6 +164,7 @@ class Decision(JobMessage, frozen=True):
     start: CollectiveChoice | None = None
     racks: tuple[str, ...] = ()
     step_in_backward: bool = False
+    servers_apart: bool = False
 
 
 class Go(JobMessage, frozen=True):

@@ -7,8 +7,9 @@ What overlaps depends on the strategy, as `sync/` runs it:
   its sum, C_i = max(C_(i-1), B_i) + c_i (wait-free backpropagation: Zhang and others, Poseidon, USENIX ATC 2017).
 - Servers that hold the values are pushed to in that way. They step when all pushes of a clock are there; then the
   values are pulled, first layers first, while the next forward computes with those that have arrived.
-- Where each worker steps a part of the parameters, and steps in backward, values also travel while backward has sent
-  what it has computed, as far as forward would wait for them (sync/backward_steps.py).
+- Where each worker steps a part of the parameters, or servers share hosts with workers, and steps are made in backward,
+  values also travel while backward has sent what it has computed, as far as forward would wait for them
+  (sync/backward_steps.py). Servers on hosts of their own return each shard's values while the next is pushed.
 - With a staleness, or under asp, no worker waits for the values of its own step: the longer one counts.
 - Sums of periods are made when the period has ended, and hide nothing.
 
@@ -47,7 +48,7 @@ def summed_in_backward(compute: float, parts: Sequence[float], times: Sequence[f
 
 
 def pushed_and_pulled(
-    compute: float, pushing: float, pulling: float, shards: int, *, in_backward: bool = False
+    compute: float, pushing: float, pulling: float, shards: int, *, in_backward: bool = False, apart: bool = False
 ) -> StepTime:  # fmt: skip
     """Return the step whose gradients are pushed during backward, and whose values are pulled during the next forward.
 
@@ -57,9 +58,12 @@ def pushed_and_pulled(
         pulling: seconds of all pulls.
         shards: their number.
         in_backward: shards are stepped, and pulled, while backward still runs.
+        apart: pushes and pulls use different directions of all links.
     """
     backward = (1 - FORWARD) * compute
     early = max(0.0, min(backward - pushing, pulling - FORWARD * compute)) if in_backward else 0.0
+    if in_backward and apart:
+        early = min(pushing, pulling * (shards - 1) / shards)
     pushed = _last_end(backward, [1.0] * shards, [pushing / shards] * shards)
     end = pushed
     for shard in range(shards):

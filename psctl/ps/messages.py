@@ -86,6 +86,18 @@ class Step(Message, frozen=True):
     save: bool = False
 
 
+class StepInBackward(Message, frozen=True):
+    """Order the step of `clock` for these shards as soon as all of their own pushes are in, with the numbers of `Step`.
+
+    Sent before the clock's pushes, only where `Terms.in_backward` is set, and never again: a shard whose server lacks
+    it, or has withdrawn it because a worker is lost, steps by `Step`, which follows in any case.
+    """
+
+    clock: int
+    shards: list[int]
+    groups: list[dict[str, Number]]
+
+
 class SaveNow(Message, frozen=True):
     """Make a checkpoint of version `version`, which no step ordered to be saved.
 
@@ -363,7 +375,9 @@ class LeadAccepted(Message, frozen=True):
     epoch: int
 
 
-FromWorker = StartValues | Push | Step | SaveNow | NormsQuery | Pull | WaitQuery | PutRankState | RankStateQuery
+FromWorker = (
+    StartValues | Push | Step | StepInBackward | SaveNow | NormsQuery | Pull | WaitQuery | PutRankState | RankStateQuery
+)  # fmt: skip
 FromServer = (
     Leads | PushStaged | Pushed | NormsAnswer | Values | RankStateAnswer | WaitAnswer | Refused | SharedMemoryAccepted
 )

@@ -40,6 +40,7 @@ PARAMETERS = Permits(
         Permit(say.StartValues, (ASK,), rank=0, payload=LARGEST),
         Permit(say.Push, (ASK,), size=LISTS, payload=LARGEST),
         Permit(say.Step, (ASK,), size=LISTS),
+        Permit(say.StepInBackward, (ASK,), size=LISTS),
         Permit(say.SaveNow, (ASK,)),
         Permit(say.NormsQuery, (ASK,)),
         Permit(say.Pull, (ASK,), size=LISTS),

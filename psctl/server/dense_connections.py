@@ -21,7 +21,7 @@ from psctl.errors import ProtocolError
 from psctl.job.membership_messages import ProtocolViolation
 from psctl.permits import WireMessage
 from psctl.ps.dense.server.dense_server import LEDGER, DenseServer
-from psctl.ps.messages import BetweenServers, FromReader, FromWorker, SharedMemoryOffer, Step
+from psctl.ps.messages import BetweenServers, FromReader, FromWorker, SharedMemoryOffer, Step, StepInBackward
 from psctl.ps.outputs import (
     HeldPushes,
     Instruction,
@@ -161,7 +161,7 @@ class DenseConnections(PeerConnections):
 
     def _in_order(self, message: WireMessage) -> AbstractContextManager[object]:
         """Return the lock to hold from the arrival of a message until all resulting messages are queued."""
-        if isinstance(message, Step):
+        if isinstance(message, Step | StepInBackward):
             return self._steps
         shard = getattr(message, "shard", None)
         return nullcontext() if shard is None else self._locks[shard]

@@ -143,8 +143,8 @@ class SyncSpec(Section, frozen=True):
         bool,
         truth(),
         Doc(
-            "With update: sharded, step some parameters while backward still runs, so that their values travel then. "
-            "Learning rates must be set before backward, and gradients cannot be clipped."
+            "With update: sharded or server, step some parameters while backward still runs, so that their values "
+            "travel then. Learning rates must be set before backward, and gradients cannot be clipped."
         ),
     ] = False
     size: Annotated[int | None, size(), Doc("Bytes of gradients, for planning before the run.")] = None
@@ -522,12 +522,18 @@ def _check_sharded(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
 
 
 def _check_step_in_backward(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
-    """Settings under which no part of a sharded optimizer steps before backward has ended."""
-    if sync.update != "sharded":
+    """Settings under which no part of the parameters steps before backward has ended."""
+    if sync.update not in ("sharded", "server"):
         yield (
             "sync.step_in_backward",
-            f"true cannot be combined with update: {sync.update}: only parts of a sharded optimizer step in backward",
-            "use update: sharded, or leave out step_in_backward",
+            f"true cannot be combined with update: {sync.update}: only servers and sharded optimizers step then",
+            "use update: sharded or update: server, or leave out step_in_backward",
+        )
+    elif sync.consistency != "bsp":
+        yield (
+            "sync.step_in_backward",
+            f"true cannot be combined with consistency: {_mode(sync.consistency)}: no worker waits for these values",
+            "use consistency: bsp, or leave out step_in_backward",
         )
     elif sync.strategy == "native":
         yield (

@@ -393,9 +393,11 @@ def _parameter_server(parts: TrainingParts, decision: Decision, tools: Tools) ->
         assert parts.optimizer is not None, "checked above"
         synchronizer = ParameterServerSync(
             parts.model, list(trainable), parts.optimizer, client, flat, tools.weight, tools.trace, tools.spans,
-            asynchronous=decision.staleness is None,
+            in_backward=decision.step_in_backward, asynchronous=decision.staleness is None,
             on_unfit=tools.session.report_unfit if decision.auto and decision.staleness == 0 else None,
         )  # fmt: skip
+        if decision.step_in_backward:
+            tools.session.report_backward_steps(len(client.shards_in_backward), len(decision.shards), [])
     synchronizer.residuals = _residuals(decision, tools, client)
     return synchronizer
 

@@ -3,6 +3,9 @@
 Gradients are sent while backward still runs, and `optimizer.step()` has the holders of the pieces step with the groups'
 numbers of this step. Afterwards the new values are on their way, and the model waits for them (value_waits.py). So a
 gradient must not change between its sending and the step, and `.grad` keeps this rank's own.
+
+With `step_in_backward` some buckets are stepped before the others are sent. Then the groups' numbers are those at the
+first bucket, and the norm of all gradients, which clipping needs, is not known in time.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ from torch import nn
 
 from psctl.errors import UsageError
 from psctl.process.step_ring import StepRecorder
-from psctl.ps.server_optimizers import fit_name
+from psctl.ps.server_optimizers import fit_name, numbers
 from psctl.sync.gradient_hooks import GradientHooks
 from psctl.sync.gradient_trace import GradientTrace
 from psctl.sync.synchronizer import ByteMover, ExampleWeight, Synchronizer
 from psctl.sync.value_waits import AwaitedValues, wait_hooks
+from psctl.types import Number
 
 HINT = (
     "clip with run.clip_grad_norm(...) instead of torch.nn.utils, change gradients only under `with run.accumulate():`,"
@@ -64,12 +68,14 @@ class PiecewiseSync(Synchronizer, ABC):
         on_unfit: called with the step and the problem when the first step cannot be made piece by piece; does not
             return. None: the script gets an error.
         spans: records the times of steps.
+        in_backward: some buckets are stepped before the others are sent.
     """
 
     def __init__(
         self, name: str, parts: TrainedParts, buckets: Sequence[Sequence[int]], mover: ByteMover,
         pending: AwaitedValues, holders: PieceHolders, weight: ExampleWeight, first_step: int,
         on_unfit: Callable[[int, str], NoReturn] | None, trace: GradientTrace | None, spans: StepRecorder,
+        *, in_backward: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(name, parts.parameters, mover)
         self._names, self._optimizer, self._holders = parts.names, parts.optimizer, holders
@@ -77,6 +83,8 @@ class PiecewiseSync(Synchronizer, ABC):
         self._clock = self._first_step = first_step
         self._buckets = buckets
         self._scale: float | None = None
+        self._in_backward = in_backward
+        self._groups: Sequence[dict[str, Number]] | None = None  # as they were at the first bucket, if that counts
         self._pushed: set[int] = set()
         self._push_began = 0  # when the first of them was
         self._as_pushed: dict[int, tuple[torch.Tensor, int]] = {}  # parameter -> gradient and its version then
@@ -118,6 +126,12 @@ class PiecewiseSync(Synchronizer, ABC):
         return self._wait_hooks.detached()
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        if self._in_backward:
+            raise UsageError(
+                "run.clip_grad_norm() needs the norm of all gradients, but sync.step_in_backward steps parameters "
+                "before all gradients are computed",
+                "leave out step_in_backward under sync: in the job file, or do not clip",
+            )
         self._check_gradients()
         self._push_rest()
         norm = self._norm()
@@ -130,7 +144,7 @@ class PiecewiseSync(Synchronizer, ABC):
         self._push_rest()
         self._step_pieces(save)
         self._clock += 1
-        self._scale = None
+        self._scale = self._groups = None
         self._pushed.clear()
         self._as_pushed.clear()
         self._hooks.next_round()
@@ -159,6 +173,7 @@ class PiecewiseSync(Synchronizer, ABC):
     def _push(self, bucket: int) -> None:
         if not self._pushed:
             self._push_began = self._spans.now()
+            self._groups = numbers(self._optimizer) if self._in_backward else None
         self._send(bucket, self._weight.weight)
         self._pushed.add(bucket)
 
@@ -197,11 +212,27 @@ class PiecewiseSync(Synchronizer, ABC):
                 f"{self._holders.run}",
                 "add them before run.prepare, or set `update: worker` under sync: in the job file",
             )
+        if self._groups is not None and (now := numbers(self._optimizer)) != self._groups:
+            raise UsageError(
+                f"{_difference(self._groups, now)}, but with sync.step_in_backward parameters are stepped during "
+                "backward",
+                "change the optimizer's numbers after optimizer.step() or before backward, or leave out "
+                "step_in_backward under sync: in the job file",
+            )
 
     def _refuse(self, problem: str, hint: str) -> NoReturn:
         if self._on_unfit is not None and self._clock == self._first_step:
             self._on_unfit(self._clock, problem)
         raise UsageError(problem, hint)
+
+
+def _difference(before: Sequence[dict[str, Number]], now: Sequence[dict[str, Number]]) -> str:
+    """Return the first number of an optimizer's groups that has changed between backward and the step."""
+    for group, (old, new) in enumerate(zip(before, now, strict=True)):
+        for key in new:
+            if old.get(key) != new[key]:
+                return f"{key} of the optimizer's group {group} was {old.get(key)} in backward and is {new[key]} now"
+    return "the optimizer's numbers have changed since backward"
 
 
 def _members(optimizer: torch.optim.Optimizer) -> list[int]:

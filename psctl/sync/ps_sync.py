@@ -3,6 +3,9 @@
 A shard is pushed when all gradients in it are computed. `optimizer.step()` pushes the rest, orders the servers' step
 with the numbers that the user's groups hold then, and requests the new values. A pushed gradient can not be changed or
 recomputed: the checks here raise an error where a script does so.
+
+With `step_in_backward` the servers step a third of the shards as soon as all ranks have pushed them, and these values
+return while backward pushes the others; they become the parameters' values in the next forward, as all others.
 """
 
 from __future__ import annotations
@@ -119,6 +122,7 @@ class ParameterServerSync(PiecewiseSync):
         flat: where parameters lie in the client's buffers.
         weight: of this rank's gradient.
         spans: records the times of steps.
+        in_backward: some shards are stepped before the others are pushed.
         asynchronous: asp: servers apply this rank's gradient alone.
         on_unfit: called with the step and the problem when servers cannot take the first step; does not return. None:
             the script gets an error.
@@ -130,16 +134,17 @@ class ParameterServerSync(PiecewiseSync):
     def __init__(
         self, model: nn.Module, names: Sequence[str], optimizer: torch.optim.Optimizer, client: ParameterClient,
         flat: FlatParameters, weight: ExampleWeight, trace: GradientTrace | None = None,
-        spans: StepRecorder | None = None, *,
+        spans: StepRecorder | None = None, *, in_backward: bool = False,
         asynchronous: bool = False, on_unfit: Callable[[int, str], NoReturn] | None = None,
     ) -> None:  # fmt: skip
         spans = spans or StepRecorder()
         self.is_asynchronous = asynchronous
         self._client, self._flat = client, flat
         self._pending = PendingParameters(client, flat, spans)
+        self._early: frozenset[int] = frozenset()  # the shards that step in backward, at this clock
         super().__init__(
             "ps", TrainedParts(model, names, flat.parameters, optimizer), flat.members, client, self._pending, HOLDERS,
-            weight, client.base, on_unfit, trace, spans,
+            weight, client.base, on_unfit, trace, spans, in_backward=in_backward,
         )  # fmt: skip
 
     @property
@@ -178,7 +183,12 @@ class ParameterServerSync(PiecewiseSync):
         self._client.close(reason)
 
     def _send(self, bucket: int, weight: float) -> None:
+        if self._groups is not None and not self._pushed:
+            self._flat.finish_reads()
+            self._early = self._client.order_in_backward(self._clock, self._groups)
         self._flat.push(self._client, self._clock, bucket, weight)
+        if bucket in self._early:
+            self._client.pull_in_backward(self._clock + 1, bucket)
 
     def _norm(self) -> float:
         if self.is_asynchronous:  # this rank's own gradient is applied

@@ -29,7 +29,6 @@ from psctl.client.server_waits import InFlightTimer
 from psctl.clock import Clock
 from psctl.collectives.allreduce_backends import PendingSum
 from psctl.collectives.partitioned_sums import ChunkRanges, PartitionBackend, by_rank
-from psctl.errors import UsageError
 from psctl.job.activity import COMPUTE, waiting
 from psctl.job.training_messages import Resume
 from psctl.process.step_ring import StepRecorder
@@ -314,8 +313,7 @@ class ShardedSync(PiecewiseSync):
         trace: GradientTrace | None = None, spans: StepRecorder | None = None,
     ) -> None:  # fmt: skip
         spans = spans or StepRecorder()
-        self._in_backward = in_backward
-        self._groups: Sequence[dict[str, Number]] | None = None  # as they were when the first bucket was sent
+        self._early = in_backward
         self._gathering: dict[int, PendingSum] = {}  # buckets that were stepped in backward
         self._shards, self._backend, self._group, self._time = shards, backend, group, clock
         self._values = GatheredValues(shards, clock, spans)
@@ -326,7 +324,7 @@ class ShardedSync(PiecewiseSync):
         super().__init__(
             name, TrainedParts(model, list(trainable), shards.parameters, optimizer),
             [bucket.members for bucket in shards.all], self, self._values, HOLDERS, weight, first_step, on_unfit,
-            trace, spans,
+            trace, spans, in_backward=in_backward is not None,
         )  # fmt: skip
 
     @property
@@ -374,16 +372,15 @@ class ShardedSync(PiecewiseSync):
         if not self._pushed:  # the vectors still hold values that no forward has read
             self._values.wait()
             self._values.in_flight.start()
-            if self._in_backward is not None:
-                self._in_backward.begin_round()
-                self._groups = numbers(self._optimizer)
+            if self._early is not None:
+                self._early.begin_round()
         self._ready[bucket] = weight
         while self._next in self._ready:
             one = self._shards.all[self._next]
             self._shards.fill(one, self._ready.pop(self._next))
             self._sums[self._next] = self._backend.reduce(one.gradients, one.ranges)
-            if self._in_backward is not None and self._in_backward.has(self._next):
-                self._gathering[self._next] = self._in_backward.gather(one.values, one.ranges, self._early_step(one))
+            if self._early is not None and self._early.has(self._next):
+                self._gathering[self._next] = self._early.gather(one.values, one.ranges, self._early_step(one))
             self._next += 1
 
     def _early_step(self, bucket: Bucket) -> Callable[[], None]:
@@ -396,25 +393,6 @@ class ShardedSync(PiecewiseSync):
 
         return step
 
-    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
-        if self._in_backward is not None:
-            raise UsageError(
-                "run.clip_grad_norm() needs the norm of all gradients, but sync.step_in_backward steps parameters "
-                "before all gradients are computed",
-                "leave out step_in_backward under sync: in the job file, or do not clip",
-            )
-        return super().clip_grad_norm(max_norm)
-
-    def _check_optimizer(self) -> None:
-        super()._check_optimizer()
-        if self._groups is not None and (now := numbers(self._optimizer)) != self._groups:
-            raise UsageError(
-                f"{_difference(self._groups, now)}, but with sync.step_in_backward parameters are stepped during "
-                "backward",
-                "change the optimizer's numbers after optimizer.step() or before backward, or leave out "
-                "step_in_backward under sync: in the job file",
-            )
-
     def _norm(self) -> float:
         self._take_means()
         own = sum(square(chunk.mean) for chunk in self._shards.owned)
@@ -423,8 +401,8 @@ class ShardedSync(PiecewiseSync):
     def _step_pieces(self, save: bool) -> None:
         self._await_sums()
         self._spans.pushed(self._push_began)
-        if self._in_backward is not None:
-            self._in_backward.end_round()
+        if self._early is not None:
+            self._early.end_round()
         groups = numbers(self._optimizer)
         for number in reversed(range(len(self._shards.all))):  # first layers first
             if number not in self._gathering:
@@ -435,7 +413,7 @@ class ShardedSync(PiecewiseSync):
                 self._gathering[number] = self._backend.gather(bucket.values, bucket.ranges)
         self._values.expect(self._gathering)
         self._gathering.clear()
-        self._next, self._joint, self._groups = 0, False, None
+        self._next, self._joint = 0, False
 
     def _take_means(self) -> None:
         """Take the joint gradient of all of this rank's chunks."""
@@ -458,12 +436,3 @@ class ShardedSync(PiecewiseSync):
         self._sums.clear()
         self._sync_seconds += self._time.now() - began
         self._spans.synchronized(at)
-
-
-def _difference(before: Sequence[dict[str, Number]], now: Sequence[dict[str, Number]]) -> str:
-    """Return the first number of an optimizer's groups that has changed between backward and the step."""
-    for group, (old, new) in enumerate(zip(before, now, strict=True)):
-        for key in new:
-            if old.get(key) != new[key]:
-                return f"{key} of the optimizer's group {group} was {old.get(key)} in backward and is {new[key]} now"
-    return "the optimizer's numbers have changed since backward"

@@ -130,6 +130,20 @@ def test_steps_in_backward_are_predicted_for_schedules_alone() -> None:
     assert steps(early)["native"] == steps(late)["native"]
 
 
+def test_servers_of_their_own_return_values_while_others_are_pushed() -> None:
+    late = pushed_and_pulled(3.0, 2.0, 2.0, 20)
+    beside = pushed_and_pulled(3.0, 1.5, 1.5, 20, in_backward=True)
+    apart = pushed_and_pulled(3.0, 2.0, 2.0, 20, in_backward=True, apart=True)
+    assert late.seconds == pytest.approx(4.15, abs=0.1)
+    assert beside.seconds == pytest.approx(pushed_and_pulled(3.0, 1.5, 1.5, 20).seconds - 0.5, abs=0.1)
+    assert apart.seconds == pytest.approx(2.0 + 1.0 + 0.1, abs=0.1)
+
+
+def test_steps_in_backward_are_predicted_for_servers_that_step() -> None:
+    known = {"compute": 1.3, "update": "server"}
+    assert steps(planned(**known, step_in_backward=True))["ps"] < 0.98 * steps(planned(**known))["ps"]
+
+
 def test_one_worker_steps_alone() -> None:
     plan = choose(msgspec.structs.replace(order(host("h0")), update="sharded"), SIZE, None, decided=True)
     assert (plan.chosen, plan.update) == ("native", "worker")

@@ -35,10 +35,12 @@ class Worker:
 
     def __init__(self, world: World, rank: int, base: int, clocks: int) -> None:
         self.world, self.rank, self.base, self.clock, self.clocks = world, rank, base, base, clocks
-        terms = Terms(LAYOUT, world.workers_, "server", base, world.staleness, world.compression)
+        terms = Terms(
+            LAYOUT, world.workers_, "server", base, world.staleness, world.compression, in_backward=world.in_backward
+        )
         self.machine = DenseClient(terms, SHARDS, world.owners(), rank, sorted(world.servers))
         self.phase = "pull"
-        self.ahead = 0
+        self.unpushed: list[int] = []
 
     def begin(self) -> None:
         if self.rank == 0 and self.base == 0:
@@ -65,12 +67,19 @@ class Worker:
             values, to = machine.front["float32"], machine.send_buffer(clock)["float32"]
             noise = torch.randn(len(to), generator=torch.Generator().manual_seed(100 * clock + self.rank))
             to.copy_(values * 0.1 + noise)
-            for shard in range(len(SHARDS)):
-                machine.send_buffers.encode(clock, shard, [True] * len(machine.held[shard]))
-                self.world.out(self, machine.push(clock, shard, [True] * len(machine.held[shard]), 1.0))
-            save = clock + 1 in self.world.saves
-            self.world.out(self, machine.order_step(clock, GROUPS, None, save))
-            self.clock, self.phase = clock + 1, "pull"
+            if self.world.in_backward:
+                self.world.out(self, machine.order_in_backward(clock, GROUPS))
+            self.unpushed, self.phase = list(range(len(SHARDS))), "backward"
+            return True
+        if self.phase == "backward":
+            shard = self.unpushed.pop()
+            machine.send_buffers.encode(clock, shard, [True] * len(machine.held[shard]))
+            self.world.out(self, machine.push(clock, shard, [True] * len(machine.held[shard]), 1.0))
+            if shard in machine.shards_in_backward:
+                self.world.out(self, machine.pull_in_backward(clock + 1, shard))
+            if not self.unpushed:
+                self.world.out(self, machine.order_step(clock, GROUPS, None, clock + 1 in self.world.saves))
+                self.clock, self.phase = clock + 1, "pull"
             return True
         return False
 
@@ -78,9 +87,9 @@ class Worker:
 class World:
     def __init__(
         self, seed: int, servers: int, workers: int, clocks: int, *, replicas=0, staleness=0, saves=(),
-        compression=PLAIN,
+        compression=PLAIN, in_backward=0.0,
     ) -> None:  # fmt: skip
-        self.compression = compression
+        self.compression, self.in_backward = compression, in_backward
         self.random, self.staleness, self.workers_, self.saves = random.Random(seed), staleness, workers, saves
         self.clocks, self.epoch = clocks, 0
         self.servers = {rank: self._server(rank) for rank in range(servers)}
@@ -101,7 +110,9 @@ class World:
             self.workers[rank].begin()
 
     def _server(self, rank: int) -> DenseServer:
-        terms = Terms(LAYOUT, self.workers_, "server", 0, self.staleness, self.compression)
+        terms = Terms(
+            LAYOUT, self.workers_, "server", 0, self.staleness, self.compression, in_backward=self.in_backward
+        )
         return DenseServer(terms, SHARDS, rank)
 
     def owners(self) -> list[int]:
@@ -166,6 +177,10 @@ class World:
     def replace(self, rank: int) -> None:
         cut_at, newest = self.held(rank)
         assert newest <= cut_at + 1, "no shard is beyond the cut"
+        self.start_again(rank, cut_at)
+
+    def start_again(self, rank: int, cut_at: int) -> None:
+        """Start a worker that was killed, after the last clock of it that counts."""
         for server, machine in sorted(self.servers.items()):
             self.follow(server, machine.count_until(rank, cut_at))
         worker = self.workers[rank] = Worker(self, rank, cut_at + 1, self.clocks)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from tests.simulation.chain_run import run_chain
 from tests.simulation.leadership_run import run_leadership
 from tests.simulation.outcome import Outcome
-from tests.simulation.store_run import run_racks, run_store
+from tests.simulation.store_run import run_backward, run_racks, run_store
 from tests.simulation.table_run import run_tables
 from tests.simulation.takeover_run import run_takeovers
 
 SIMULATIONS = {
     "store": run_store, "chain": run_chain, "tables": run_tables, "takeover": run_takeovers,
-    "leadership": run_leadership, "racks": run_racks,
+    "leadership": run_leadership, "racks": run_racks, "backward": run_backward,
 }  # fmt: skip
 
 RUNS_PER_COLLECTION = 20

@@ -122,6 +122,7 @@ class Scenario:
     faults: tuple[Fault, ...]
     elastic: bool = False  # there are no free slots, and one worker is enough
     racks: tuple[str, ...] = ()  # of each host, where gradients are summed by rack
+    in_backward: bool = False  # some shards step as soon as their own pushes are in
 
     @property
     def depends_on_timing(self) -> bool:
@@ -192,6 +193,20 @@ def draw_racks(seed: int) -> Scenario:
         return drawn
     drawn = replace(drawn, racks=tuple(rng.choice(("a", "a", "b")) for _ in range(drawn.hosts)))
     return replace(drawn, faults=(*drawn.faults, *_host_group_faults(drawn)))
+
+
+def draw_backward(seed: int) -> Scenario:
+    """Return the scenario of a seed with steps in backward: all workers in step, servers step, nothing is clipped."""
+    drawn = draw_scenario(seed)
+    at = seed
+    while drawn.update != "server" or drawn.staleness != 0:
+        at += 1_000_003
+        drawn = draw_scenario(at)
+    rng = random.Random(seed * 15485863 + 1)
+    return replace(
+        drawn, seed=seed, in_backward=True, requests_norms=False, spec=replace(drawn.spec, clips=False),
+        shard_bytes=rng.choice((16, 16, 32, 64)) if not drawn.spec.wide else 512,
+    )  # fmt: skip
 
 
 def _with_scaling(scenario: Scenario) -> Scenario:
@@ -328,5 +343,5 @@ def order(scenario: Scenario) -> JobOrder:
         update=scenario.update,
         every=scenario.save_every, staleness=scenario.staleness,
         replicas=scenario.replicas, on_worker_loss=scenario.on_worker_loss,
-        elastic=(1, len(scenario.workers)) if scenario.elastic else None,
+        elastic=(1, len(scenario.workers)) if scenario.elastic else None, step_in_backward=scenario.in_backward,
     )  # fmt: skip

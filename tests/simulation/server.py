@@ -62,7 +62,10 @@ class Server:
         decision, welcome = self._decision, self._welcome
         assert decision is not None and welcome is not None
         base = decision.resume.step if decision.resume else 0
-        terms = Terms(decision.layout, welcome.world, decision.update, base, decision.staleness, hosts=decision.hosts)
+        terms = Terms(
+            decision.layout, welcome.world, decision.update, base, decision.staleness, hosts=decision.hosts,
+            in_backward=(1.0 if decision.servers_apart else 0.5) * decision.step_in_backward,
+        )  # fmt: skip
         restored = decision.resume is not None and decision.update == "server"
         self.machine = DenseServer(terms, decision.shards, self.process.member.rank, restored=restored)
         self.connections.admit_waiting()

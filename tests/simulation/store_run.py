@@ -26,6 +26,7 @@ from tests.simulation.scenario import (
     RemoveServer,
     ScaleWorkers,
     Scenario,
+    draw_backward,
     draw_racks,
     draw_scenario,
 )
@@ -176,6 +177,11 @@ def run_store(seed: int, *, traced: bool = False) -> Outcome:
 def run_racks(seed: int, *, traced: bool = False) -> Outcome:
     """Run one seed of a job that sums gradients by rack, where the seed has several hosts in step."""
     return _run(draw_racks(seed), traced=traced)
+
+
+def run_backward(seed: int, *, traced: bool = False) -> Outcome:
+    """Run one seed of a job that steps some shards in backward."""
+    return _run(draw_backward(seed), traced=traced)
 
 
 def _run(scenario: Scenario, *, traced: bool) -> Outcome:

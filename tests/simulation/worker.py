@@ -205,8 +205,9 @@ class Worker:
         self.step = base
         by_rack = bool(decision.racks)
         terms = Terms(
-            decision.layout, world, decision.update, base, decision.staleness, hosts=decision.hosts, by_rack=by_rack
-        )
+            decision.layout, world, decision.update, base, decision.staleness, hosts=decision.hosts, by_rack=by_rack,
+            in_backward=(1.0 if decision.servers_apart else 0.5) * decision.step_in_backward,
+        )  # fmt: skip
         if decision.hosts != self._scenario.host_groups and not self._scenario.divides:
             raise Violation("hosts", f"the decision has host groups {decision.hosts}, not {self._scenario.host_groups}")
         first = decision.assignment if self._assignment is None else self._assignment
@@ -255,8 +256,14 @@ class Worker:
         self._oracle.on_gradient(self.process.member, clock, gradient, share, (epoch, tuple(positions)))
         if self._scenario.pulls_early:
             self._pull(clock + 1)
+        in_backward: frozenset[int] = frozenset()
+        if self._scenario.in_backward:
+            self._send_outputs(machine.order_in_backward(clock, self._script.group_numbers(clock)))
+            in_backward = machine.shards_in_backward
         for shard in reversed(range(len(machine.shards))):
             self._send_outputs(machine.push(clock, shard, self._presence_of(clock, shard), share))
+            if shard in in_backward:
+                self._send_outputs(machine.pull_in_backward(clock + 1, shard))
             if self._network.world.random.random() < 0.5:
                 yield Sleep(self._compute * 0.3)
         serves = self._scenario.update == "server"

@@ -218,6 +218,11 @@ def test_a_job_can_have_this_name(name: str) -> None:
         ("sync: {step_in_backward: true}", "3:26", "true cannot be combined with update: auto"),
         ("sync: {step_in_backward: true, update: worker}", "3:26", "true cannot be combined with update: worker"),
         (
+            "sync: {step_in_backward: true, update: server, consistency: {ssp: 2}}",
+            "3:26",
+            "true cannot be combined with consistency: {ssp: 2}: no worker waits for these values",
+        ),
+        (
             "sync: {step_in_backward: true, update: sharded, strategy: native}",
             "3:26",
             "sync.step_in_backward: true cannot be combined with strategy: native",

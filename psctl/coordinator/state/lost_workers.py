@@ -12,8 +12,8 @@ everywhere. So each clock of the lost worker is applied on all shards or on none
 Why dropping is possible: no shard has applied a clock beyond c*. A rank sends its `Step` of clock c to a server only
 when every push of that clock to other servers is there, and a shard applies clock c only with every rank's Step of it;
 so if any shard applied c, all shards have the lost worker's push of c, and c <= c*. A version beyond c*+1 would
-contradict this; it can come only of a server and a worker lost at once, and then the whole job goes back to its last
-checkpoint.
+contradict this; it can come only of a server and a worker lost at once, or of a worker lost in backward where shards
+step then (StepInBackward), and then the whole job goes back to its last checkpoint.
 
 Shards must not move while servers report their clocks: a cut begins when no transfer is awaited, no transfer begins
 before the cut is made, and after a server's loss the servers of the new assignment report again.
@@ -183,7 +183,7 @@ def advance(job: JobState) -> ProcessFailure | None:
         cuts = []
         for cut, last in zip(known, _last_clocks(job, known), strict=True):
             if last is None:  # looked at for all before any is cut
-                text = _why_no_cut(cut)
+                text = _why_no_cut(job, cut)
                 return job.failure_of(cut.worker, text, code="peer-lost")
             cuts.append((cut.worker, last))
         for worker, last in cuts:
@@ -235,8 +235,10 @@ def _last_clock(job: JobState, cut: PendingCut) -> int | None:
     return first - 1 if len(versions) == 1 else None  # no worker is left to send the numbers of what was not applied
 
 
-def _why_no_cut(cut: PendingCut) -> str:
+def _why_no_cut(job: JobState, cut: PendingCut) -> str:
     member = cut.worker.member
+    if job.order.step_in_backward and max(cut.versions.values()) > min(cut.clocks.values()) + 1:
+        return f"{member} was lost in backward, when some of its step was made (sync.step_in_backward)"
     if member.rank == 0 and cut.rank_state_clock <= min(cut.clocks.values()):
         return f"{member} was lost before its state at the next step's start had reached the servers"
     return f"{member} was lost together with others: shards differ in its last clock"

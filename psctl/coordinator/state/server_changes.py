@@ -75,8 +75,14 @@ def decision(job: JobState, resume: Resume | None, assignment: Assignment | None
         compression=order.compression, hosts=job.host_groups or (), auto=order.update == "auto",
         sums=sum_order.record(job), factors=plan.factors, factor_rows=order.factor_rows or 0,
         bucket=order.bucket, start=plan.start, racks=sum_order.racks_by_rank(job),
-        step_in_backward=order.step_in_backward,
+        step_in_backward=order.step_in_backward, servers_apart=_servers_are_apart(job),
     )  # fmt: skip
+
+
+def _servers_are_apart(job: JobState) -> bool:
+    """Whether no server shares a host with a worker."""
+    workers = {rank.host for rank in job.live("worker")}
+    return all(rank.host not in workers for rank in job.live("server"))
 
 
 def start_server(job: JobState, number: int, host: int) -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import msgspec
 
-from psctl.ps.messages import Step
+from psctl.ps.messages import Step, StepInBackward
 from psctl.types import Number
 
 KEPT = 4
@@ -160,6 +160,56 @@ class StepLedger:
         for clock in [known for known in self.agreed if known < self.next - KEPT - (self._staleness or 0)]:
             del self.agreed[clock]
         return found
+
+
+class BackwardLedger:
+    """Step orders for single shards (StepInBackward), until all members of a clock agree. bsp only.
+
+    Nothing depends on them except time, because each shard is ordered to step by `Step` as well.
+
+    Args:
+        membership: the members of each clock.
+        first: the first clock.
+    """
+
+    def __init__(self, membership: Membership, first: int) -> None:
+        self.next = first  # no clock from it on is agreed on
+        self._membership = membership
+        self._steps: dict[int, dict[int, StepInBackward]] = {}
+
+    def add(self, rank: int, step: StepInBackward) -> tuple[StepOrder, frozenset[int]] | None:
+        """Add a rank's order; return what its clock's members have all ordered with it, and the shards that all named.
+
+        Raises:
+            JobRefusal: two ranks differ; the user's fault.
+        """
+        if step.clock < self.next:
+            return None
+        steps = self._steps.setdefault(step.clock, {})
+        steps[rank] = step
+        first = min(steps)
+        _compare(first, _as_step(steps[first]), rank, _as_step(step))
+        for old in [clock for clock in self._steps if clock < step.clock - 1]:
+            del self._steps[old]
+        if not steps.keys() >= set(self._membership.at(step.clock)):
+            return None
+        del self._steps[step.clock]
+        self.next = step.clock + 1
+        shards = frozenset(step.shards).intersection(*(one.shards for one in steps.values()))
+        return StepOrder(step.groups, None, False), shards
+
+    def withdraw(self) -> int:
+        """Forget every order, because a worker is lost; return the first clock that none was agreed on for."""
+        self._steps.clear()
+        return self.next
+
+    def set_members(self, membership: Membership) -> None:
+        """Set the members from now on; what is agreed on stays."""
+        self._membership = membership
+
+
+def _as_step(order: StepInBackward) -> Step:
+    return Step(order.clock, order.groups)
 
 
 def _compare(lowest: int, first: Step, rank: int, other: Step) -> None:

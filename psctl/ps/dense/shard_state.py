@@ -40,6 +40,7 @@ class Terms(msgspec.Struct, frozen=True):
     compression: Compression = PLAIN
     hosts: tuple[tuple[int, ...], ...] = ()  # ranks that share a host, two or more, ascending; by their first ranks
     by_rack: bool = False  # `hosts` has the ranks of each rack instead, and values are forwarded within them
+    in_backward: float = 0.0  # part of the shards that step as soon as their own pushes are in (StepInBackward)
 
     @property
     def pushes_ask(self) -> bool:

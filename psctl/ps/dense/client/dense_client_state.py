@@ -19,7 +19,7 @@ worker's own pushes are applied.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import torch
@@ -53,6 +53,7 @@ from psctl.ps.messages import (
     SaveNow,
     StartValues,
     Step,
+    StepInBackward,
     Values,
     ValuesWanted,
     WaitAnswer,
@@ -284,6 +285,50 @@ class DenseClient:
         self._outbox.add_step(Step(clock, [dict(group) for group in groups], scale, save))
         return self._ready_orders()
 
+    def order_in_backward(self, clock: int, groups: Sequence[Mapping[str, Number]]) -> list[ToServer]:
+        """Order some shards to step at `clock` as soon as their own pushes are in; before all its pushes.
+
+        A server that lacks an earlier order, which may save a checkpoint, would get it too late: it is left out.
+        """
+        assert self.terms.in_backward > 0, "the servers expect no such order"
+        numbers, outbox = [dict(group) for group in groups], self._outbox
+        return [
+            ToServer(server, StepInBackward(clock, shards, numbers))
+            for server, shards in self._in_backward_of().items()
+            if server in self._route.ready_servers and outbox.has_orders(server)
+        ]
+
+    def _in_backward_of(self) -> dict[int, list[int]]:
+        """Return by server the shards that step in backward: a part of those that it leads, never the last pushed.
+
+        They lie as far apart as possible, since values that are there already give those between them time, and those
+        of different servers not side by side.
+        """
+        found: dict[int, list[int]] = {}
+        owners = sorted({*self.owners})
+        for place, server in enumerate(owners):
+            led = [shard for shard in reversed(range(len(self.shards))) if self.owners[shard] == server]
+            part = place / len(owners)
+            for shard in led[:-1]:
+                part += self.terms.in_backward
+                if part >= 1:
+                    part -= 1
+                    found.setdefault(server, []).append(shard)
+        return found
+
+    @property
+    def shards_in_backward(self) -> frozenset[int]:
+        """The shards that step in backward, by the newest assignment."""
+        return frozenset(shard for shards in self._in_backward_of().values() for shard in shards)
+
+    def pull_in_backward(self, clock: int, shard: int) -> list[ClientOutput]:
+        """Request a shard at `clock`, before `pull` requests the others."""
+        landing = self._received.each[shard]
+        if landing.front_version < landing.version:
+            return []  # nothing has read the last values: `pull` copies them before it requests others
+        self._received.note_pull(shard, clock, exact=False)
+        return self._pull([shard]) if self._is_open(shard) else []
+
     def _ready_orders(self) -> list[ClientOutput]:
         """Send the orders that may be sent now."""
         return [ToServer(server, step) for server, step in self._outbox.ready_orders()] if self._ordered else []
@@ -316,7 +361,9 @@ class DenseClient:
             self._start = None
         if self._save_wanted is not None and self._save_wanted < clock:
             self._save_wanted = None
-        each = range(len(self.shards))
+        each: Iterable[int] = range(len(self.shards))
+        if self.terms.in_backward > 0:
+            each = [shard for shard in each if self._received.each[shard].asked < clock]
         requested = [shard for shard in each if self._received.note_pull(shard, clock, exact=exact)]
         return [] if pushes_ask else self._pull([shard for shard in requested if self._is_open(shard)])
 

@@ -213,6 +213,10 @@ class UnackedPushes:
             self.note_separate(clock, shard)
         return [self._pushes[clock][shard] for clock in clocks]
 
+    def has_orders(self, server: int) -> bool:
+        """Return whether a server has the orders of all clocks so far."""
+        return all(server in sent for sent in self._sent.values())
+
     def forget_orders(self, server: int) -> None:
         """Mark all orders as not sent to this server."""
         for sent in self._sent.values():

@@ -176,12 +176,17 @@ class ClockAggregation(PushStaging):
         if found is None or self._state.version is None:
             return None
         clock = self._state.version
-        order = SUM if self._state.terms.update == "worker" else self._orders.pop((clock, -1), None)
+        order = SUM if self._state.terms.update == "worker" else self._pop_order(clock)
         if order is None:
             return None
         ready = ReadyGradient(ShardEntry(clock, order, found[1], self._sum_order[0]), found[0])
         self._reset_sum()
         return ready
+
+    def _pop_order(self, clock: int) -> StepOrder | None:
+        """Remove and return the order to step `clock`, whichever of the two is there."""
+        in_backward = self._in_backward.pop(clock, None)
+        return self._orders.pop((clock, -1), in_backward)
 
     def drop_and_undo(self, rank: int, clock: int) -> None:
         now = self._state.version

@@ -30,7 +30,7 @@ from functools import partial
 
 from psctl.errors import ProtocolError
 from psctl.ps.dense.buffer_allocator import BufferAllocator, SharedBytes
-from psctl.ps.dense.clock_ledger import JobRefusal, Membership, StepLedger, StepOrder
+from psctl.ps.dense.clock_ledger import BackwardLedger, JobRefusal, Membership, StepLedger, StepOrder
 from psctl.ps.dense.rank_state_store import RankStates
 from psctl.ps.dense.server.checkpoint_parts import CheckpointParts
 from psctl.ps.dense.server.dense_shard import DenseShard
@@ -52,6 +52,7 @@ from psctl.ps.messages import (
     SaveNow,
     StartValues,
     Step,
+    StepInBackward,
     WaitAnswer,
     WaitQuery,
 )
@@ -94,6 +95,7 @@ class DenseServer:
         self._guard, self._allocator = guard, allocator
         self._membership = Membership.initial(terms.world, terms.base)
         self._ledger = StepLedger(self._membership, terms.base, terms.staleness if terms.update == "server" else None)
+        self._backward_ledger = BackwardLedger(self._membership, terms.base)
         self._rank_states = RankStates(terms.buffers)
         self._rank_states_sent_to: set[int] = set()  # servers that have all rank states held here
         self._workers: set[int] = set()  # connected
@@ -145,11 +147,13 @@ class DenseServer:
         """Return the clocks held of a lost worker; no further order of it is agreed on before `count_until`."""
         with self._guard(LEDGER):
             self._ledger.hold_rank(rank)
+            withdrawn = self._backward_ledger.withdraw()
             agreed = self._ledger.next if self.terms.staleness is not None else self.terms.base
         clocks, versions, separate = dict[int, int](), dict[int, int](), dict[int, int]()
         for index, shard in sorted(self.shards.items()):
             with self._guard(index):
                 if shard.leads:
+                    shard.withdraw_orders_in_backward(withdrawn)
                     clocks[index] = shard.last_clock_of(rank)
                     if shard.last_separate_clock_of(rank) < clocks[index]:
                         separate[index] = shard.last_separate_clock_of(rank)
@@ -172,6 +176,7 @@ class DenseServer:
         outputs = self._call_each_shard(lambda shard: shard.set_members(membership), all_roles=True)
         with self._guard(LEDGER):
             orders = self._ledger.set_members(membership)
+            self._backward_ledger.set_members(membership)
         return outputs + self._give_orders(orders)
 
     # ---- workers ----------------------------------------------------------------------------------------------------
@@ -243,6 +248,8 @@ class DenseServer:
                 return self._call_shard_if_held(rank, message.shard, DenseShard.on_start_values)
             case Step():
                 return self._step(rank, message)
+            case StepInBackward():
+                return self._step_in_backward(rank, message)
             case SaveNow():
                 if not self.leading and self.terms.update == "server":
                     return [*self._checkpoint_parts.empty_part(message.version)]
@@ -263,13 +270,30 @@ class DenseServer:
                 return [ToWorker(rank, WaitAnswer(message.clock, self._missing_ranks(message.clock)))]
 
     def _step(self, rank: int, message: Step) -> list[Instruction]:
+        self._check_groups(rank, message)
+        with self._guard(LEDGER):
+            orders = self._ledger.add(rank, message)
+        return self._give_orders(orders)
+
+    def _step_in_backward(self, rank: int, message: StepInBackward) -> list[Instruction]:
+        self._check_groups(rank, message)
+        if self.terms.in_backward <= 0:
+            what = "ordered a step in backward, of which this job has none"
+            raise ProtocolError(f"worker/{rank} {what}", where=f"worker/{rank}")
+        with self._guard(LEDGER):
+            found = self._backward_ledger.add(rank, message)
+        if found is None:
+            return []
+        order, shards = found
+        give = partial(DenseShard.on_order_in_backward, clock=message.clock, order=order)
+        given = [self._call_shard(index, give) for index in self.leading if index in shards]
+        return [output for outputs in given for output in outputs]
+
+    def _check_groups(self, rank: int, message: Step | StepInBackward) -> None:
         groups = len(self.terms.layout.groups) if self.terms.update == "server" else 0
         if len(message.groups) != groups or not groups:
             what = f"ordered a step of {len(message.groups)} groups where {groups} are"
             raise ProtocolError(f"worker/{rank} {what}", where=f"worker/{rank}")
-        with self._guard(LEDGER):
-            orders = self._ledger.add(rank, message)
-        return self._give_orders(orders)
 
     def _give_orders(self, orders: Sequence[tuple[int, StepOrder]]) -> list[Instruction]:
         outputs: list[Instruction] = []

@@ -244,7 +244,18 @@ class DenseShard:
     def on_step_order(self, clock: int, order: StepOrder) -> list[Output]:
         """Record the step order of `clock`."""
         self.staging.add_order(clock, order)
+        if order.save and self.version == clock + 1 and self._terms.in_backward > 0 and self.led_from <= clock:
+            self.staging.saves.add(self.version)  # it has stepped in backward, and pushes of the next clock follow this
         return self._advance()
+
+    def on_order_in_backward(self, clock: int, order: StepOrder) -> list[Output]:
+        """Record the order to step `clock` as soon as this shard's pushes are in."""
+        self.staging.add_order_in_backward(clock, order)
+        return self._advance()
+
+    def withdraw_orders_in_backward(self, before: int) -> None:
+        """Drop such orders of clocks before `before` that are not applied, and refuse those that are on their way."""
+        self.staging.withdraw_orders_in_backward(before)
 
     def drop_pushes_after(self, rank: int, clock: int) -> list[Output]:
         """Drop what a lost worker pushed after `clock`."""

@@ -124,6 +124,8 @@ class PushStaging(ABC):
         self._spare: list[torch.Tensor] = []  # buffers for codes
         self._staged: dict[tuple[int, int], StagedPush] = {}  # (clock, rank), in order of arrival
         self._orders: dict[tuple[int, int], StepOrder] = {}  # (clock, rank; -1: all ranks)
+        self._in_backward: dict[int, StepOrder] = {}  # by clock: orders for this shard alone
+        self._withdrawn = 0  # clocks before it accept no such order
 
     def clock_of(self, rank: int) -> int:
         """Return the last clock of a rank that is staged or applied here."""
@@ -334,6 +336,17 @@ class PushStaging(ABC):
             if order.save:
                 self.saves.add(clock + 1)
 
+    def add_order_in_backward(self, clock: int, order: StepOrder) -> None:
+        """Record an order to step a clock as soon as this shard's pushes are in."""
+        if clock > self._done(-1) and clock >= self._withdrawn:
+            self._in_backward[clock] = order
+
+    def withdraw_orders_in_backward(self, before: int) -> None:
+        """Drop such orders of clocks before `before`, and refuse those that come later."""
+        self._withdrawn = before
+        for clock in [clock for clock in self._in_backward if clock < before]:
+            del self._in_backward[clock]
+
     @abstractmethod
     def _done(self, rank: int) -> int:
         """Return the last applied clock: of a rank, or (-1) of all ranks."""
@@ -411,6 +424,7 @@ class PushStaging(ABC):
         for clock, rank in list(self._staged):
             self.drop(clock, rank)
         self._orders.clear()
+        self._in_backward.clear()
         self.saves.clear()
         self.given_up.clear()
         self.taken = {}
