@@ -41,6 +41,7 @@ FROM ?= 0
 simulate: $(VENV)/installed-dev
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.simulation --what racks --seeds $(SEEDS) --from $(FROM)
+	$(BIN)/python -m tests.simulation --what backward --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.simulation --what chain --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.simulation --what tables --seeds $(SEEDS) --from $(FROM)
 	$(BIN)/python -m tests.simulation --what takeover --seeds $(SEEDS) --from $(FROM)

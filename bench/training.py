@@ -1,12 +1,13 @@
 """Training steps of a 25 M-parameter model on test hosts with shaped links, beside DistributedDataParallel over Gloo.
 
     python bench/training.py [--hosts 4] [--rate 500] [--compute 1.0,0.6] [--cases ps,auto,bf16] [--rounds 3] [--slow]
+                             [--free 2]
 
 Test hosts of this machine (root, sshd, iproute2); iperf3 measures the payload rate B in the same run. There is one
 worker a host. In each job both contestants take turns in the same processes, DistributedDataParallel with its defaults
 and psctl through `prepare`, or in the cases `hook` another DistributedDataParallel with `psctl.accelerate_ddp`. With
-`--slow` the last host has a fifth of the rate. Compute is time on a device (training_job/train.py): a multiple of the
-time of a ring for the gradients, s = 2 (n-1)/n S/B. It prints Markdown for docs/internals/measurements.md.
+`--slow` the last host has a fifth of the rate, and with `--free` so many further hosts hold the servers. Compute is
+time on a device (training_job/train.py): a multiple of the time of a ring for the gradients, s = 2 (n-1)/n S/B. It prints Markdown for docs/internals/measurements.md.
 
 The bound of a ratio is what DistributedDataParallel takes, over the longer of compute and the bytes that psctl must
 move: no implementation that computes and sends is faster. With values on servers that is 2 (n-1)/n S/B as for a ring,
@@ -68,9 +69,11 @@ TUNED = 40
 """Steps of the case `in-backward` before those that count: in these it chooses how much is stepped during backward."""
 
 
-def train(home: dict[str, str], case: str, compute: float, rounds: int, steps: int) -> tuple[str, list[dict[str, Any]]]:
-    """Run one job; return the strategy and the measurements."""
-    words = [word for each in CASES[case][0] for word in ("--set", each)]
+def train(
+    home: dict[str, str], case: str, compute: float, rounds: int, steps: int, places: list[str]
+) -> tuple[str, list[dict[str, Any]]]:  # fmt: skip
+    """Run one job; return the strategy and the measurements. `places`: settings that say where processes run."""
+    words = [word for each in (*CASES[case][0], *places) for word in ("--set", each)]
     hook = ', "--hook"' if case.startswith("hook") else f', "--rows", "{ROWS}"' if case == "factors" else ""
     before = TUNED if case == "in-backward" else 1
     args = (
@@ -119,6 +122,7 @@ def main() -> int:
     parser.add_argument("--cases", default="ps,auto,bf16,bf16-ps-worker")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10, help="of each, a round")
+    parser.add_argument("--free", type=int, default=0, help="further hosts, which hold the servers")
     parser.add_argument("--slow", action="store_true", help="the last host has a fifth of the rate")
     given = parser.parse_args()
     if shutil.which("iperf3") is None or os.getuid() != 0:
@@ -129,7 +133,8 @@ def main() -> int:
     ring = 2 * (given.hosts - 1) / given.hosts * SIZE / rate
     print(f"{given.hosts} hosts, payload rate {rate * 8e-6:.1f} Mbit/s (iperf3); a ring of {SIZE / 1e6:.0f} MB takes "
           f"{ring:.3f} s at best\n")  # fmt: skip
-    with Hosts(given.hosts, rate=f"{given.rate}mbit") as hosts, tempfile.TemporaryDirectory() as folder:
+    places = [f"servers={given.free}", f"workers={given.hosts}"] if given.free else []
+    with Hosts(given.hosts + given.free, rate=f"{given.rate}mbit") as hosts, tempfile.TemporaryDirectory() as folder:
         if given.slow:
             hosts.rate(f"h{given.hosts}", f"{given.rate // 5}mbit")
         home = hosts.make_home(Path(folder) / "home")
@@ -145,7 +150,7 @@ def main() -> int:
             print("| case | DDP s | psctl s | faster by | bound | DDP MB sent | psctl MB sent |")
             print("|---|---|---|---|---|---|---|", flush=True)
             for case in given.cases.split(","):
-                chosen, found = train(home.env, case, compute, given.rounds, given.steps)
+                chosen, found = train(home.env, case, compute, given.rounds, given.steps, places)
                 print(line(case, chosen, found, compute, ring), flush=True)
             print(flush=True)
     return 0

@@ -147,7 +147,8 @@ class BackwardCount(msgspec.Struct, frozen=True):
 
 
 class StepsInBackward(Event, frozen=True, tag="steps-in-backward"):
-    """`sync.step_in_backward` has chosen how many buckets, of `all`, are stepped in backward; `measured` was tried."""
+    """`sync.step_in_backward`: how many buckets (of servers: shards), of `all`, are stepped in backward; `measured` was
+    tried, under collectives."""
 
     buckets: int
     all: int

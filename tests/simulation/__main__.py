@@ -6,7 +6,8 @@
 
 `--what chain` runs one chain of replicas (chain_run.py), `--what tables` the tables of `run.store()` (table_run.py),
 `--what takeover` a coordinator that is killed (takeover_run.py), `--what leadership` the election of another leader
-(leadership_run.py); the default is a whole job (store_run.py), `racks` one that sums gradients by rack.
+(leadership_run.py); the default is a whole job (store_run.py), `racks` one that sums gradients by rack, and `backward`
+one that steps some shards in backward.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from psctl.ps.dense.client.receive_buffers import ReceiveBuffers
 from psctl.ps.dense.client.send_buffers import SendBuffers
 from psctl.ps.dense.client.unacked_pushes import UnackedPushes
 from psctl.ps.dense.client.value_relay import ValueRelay
-from psctl.ps.dense.clock_ledger import Membership
+from psctl.ps.dense.clock_ledger import BackwardLedger, Membership
 from psctl.ps.dense.server.aggregation import ClockAggregation
 from psctl.ps.dense.server.dense_server import DenseServer
 from psctl.ps.dense.server.dense_shard import DenseShard
@@ -596,6 +596,15 @@ def _restore_older(method: Any) -> Any:
 
 
 MUTANTS = (
+    Mutant(
+        "orders in backward are not withdrawn",
+        (
+            (PushStaging, "withdraw_orders_in_backward", lambda method: lambda self, before: None),
+            (BackwardLedger, "withdraw", lambda method: lambda self: 0),
+        ),
+        118,
+        simulation="backward",
+    ),
     Mutant(
         "takeover: instructions first", ((JournaledStateMachine, "handle", _carry_out_first),), 0, simulation="takeover"
     ),

@@ -11,7 +11,7 @@ from tests.simulation.catalogue import SIMULATIONS
 from tests.simulation.mutants import MUTANTS, Mutant, StaleMutant, hunt, planted
 from tests.simulation.store_run import run_store
 
-SEEDS = {"store": 160, "chain": 300, "tables": 40, "takeover": 160, "leadership": 600, "racks": 100}
+SEEDS = {"store": 160, "chain": 300, "tables": 40, "takeover": 160, "leadership": 600, "racks": 100, "backward": 120}
 """Seeds that run in a few seconds each."""
 
 GROUPS = 4
