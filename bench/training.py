@@ -7,7 +7,8 @@ Test hosts of this machine (root, sshd, iproute2); iperf3 measures the payload r
 worker a host. In each job both contestants take turns in the same processes, DistributedDataParallel with its defaults
 and psctl through `prepare`, or in the cases `hook` another DistributedDataParallel with `psctl.accelerate_ddp`. With
 `--slow` the last host has a fifth of the rate, and with `--free` so many further hosts hold the servers. Compute is
-time on a device (training_job/train.py): a multiple of the time of a ring for the gradients, s = 2 (n-1)/n S/B. It prints Markdown for docs/internals/measurements.md.
+time on a device (training_job/train.py): a multiple of the time of a ring for the gradients, s = 2 (n-1)/n S/B. It
+prints Markdown for docs/internals/measurements.md.
 
 The bound of a ratio is what DistributedDataParallel takes, over the longer of compute and the bytes that psctl must
 move: no implementation that computes and sends is faster. With values on servers that is 2 (n-1)/n S/B as for a ring,
