@@ -4,7 +4,7 @@ A shard is pushed when all gradients in it are computed. `optimizer.step()` push
 with the numbers that the user's groups hold then, and requests the new values. A pushed gradient can not be changed or
 recomputed: the checks here raise an error where a script does so.
 
-With `step_in_backward` the servers step a third of the shards as soon as all ranks have pushed them, and these values
+With `step_in_backward` the servers step a part of the shards as soon as all ranks have pushed them, and these values
 return while backward pushes the others; they become the parameters' values in the next forward, as all others.
 """
 
