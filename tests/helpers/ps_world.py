@@ -123,6 +123,7 @@ class World:
         hosts: workers that share a host, whose gradients are summed before others'.
         folder: folder of the sockets between these workers; None: they are not connected.
         racks: the rack of each worker, each with a host of its own; `hosts` has the workers of each.
+        in_backward: some shards are stepped before the others are pushed.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class World:
         silence: float = 5.0, decided: bool = True, load_problem: str = "", staleness: int | None = 0,
         replicas: int = 0, near: Callable[[Member], bool] = lambda member: True,
         hosts: Sequence[Sequence[int]] = (), folder: Path | None = None, racks: tuple[str, ...] = (),
+        in_backward: bool = False,
     ) -> None:  # fmt: skip
         self.layout, self.workers = layout, workers
         self.network = MemoryNetwork(silence=silence)
@@ -142,7 +144,7 @@ class World:
         seats += [0] * (servers - len(seats))
         order = make_order(
             make_hosts(*seats), servers=servers, update=update, staleness=staleness, replicas=replicas, restarts=99,
-            on_worker_loss="wait",
+            on_worker_loss="wait", step_in_backward=in_backward,
         )  # fmt: skip
         self.job = ServersJob(order, servers, target, resumed, self.network, near)
         self.job.load_problem, self.job.racks = load_problem, racks

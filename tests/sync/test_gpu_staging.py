@@ -167,11 +167,12 @@ class Net(nn.Module):
         return self.head(getattr(self, side)(seen).tanh())
 
 
-def train(update, seed, device=None, change=lambda copies, staging, flat: None, connect=None) -> list[torch.Tensor]:
+def train(update, seed, device=None, change=lambda copies, staging, flat: None, connect=None, in_backward=False):
     """Train for some steps; returns what the parameters were in each and after.
 
     Args:
         change: plants a bug.
+        in_backward: some shards are stepped before the others are pushed.
         connect: makes a real client of a layout, which a thread hands pushes to; None: `Client`.
     """
     plan, late = random.Random(seed), random.Random(seed + 1)  # what the script does; when things happen
@@ -194,7 +195,9 @@ def train(update, seed, device=None, change=lambda copies, staging, flat: None, 
     client.start(flat.values())
     trainable, weight = dict(net.named_parameters()), ExampleWeight(1)
     if update == "server":
-        synchronizer = ParameterServerSync(net, list(trainable), optimizer, client, flat, weight)
+        synchronizer = ParameterServerSync(
+            net, list(trainable), optimizer, client, flat, weight, in_backward=in_backward
+        )
     else:
         synchronizer = AllReduceSync("ps", trainable, ServerReducer(client, flat), weight, SystemClock())
     seen = []
@@ -253,21 +256,22 @@ def test_training_on_a_late_device_has_the_same_bits_whatever_is_late(update) ->
         assert same(on_device(update, seed), train(update, seed)), f"seed {seed}"
 
 
-@pytest.mark.parametrize("update", ["server", "worker"])
-def test_what_servers_of_this_host_read_is_what_the_device_copied(update) -> None:
+@pytest.mark.parametrize(("update", "in_backward"), [("server", False), ("server", True), ("worker", False)])
+def test_what_servers_of_this_host_read_is_what_the_device_copied(update, in_backward) -> None:
     """A real client and real servers over shared memory, and the thread that hands pushes on."""
     found = []
-    for simulated_device in (None, Device(random.Random(4))):
+    for simulated_device, early in ((None, False), (None, in_backward), (Device(random.Random(4)), in_backward)):
         worlds = []
 
-        def connect(layout, worlds=worlds):
-            worlds.append(World(layout, servers=2, update=update))
+        def connect(layout, worlds=worlds, early=early):
+            worlds.append(World(layout, servers=2, update=update, in_backward=early))
+            assert bool(worlds[0].clients[0].shards_in_backward) == early
             return worlds[0].clients[0]
 
         with simulated_device or nullcontext():
-            found.append(train(update, 3, simulated_device, connect=connect))
+            found.append(train(update, 3, simulated_device, connect=connect, in_backward=early))
         worlds[0].close()
-    assert same(*found)
+    assert all(same(found[0], other) for other in found[1:])
 
 
 def not_computed(copies, staging, flat) -> None:
