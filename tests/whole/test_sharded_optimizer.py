@@ -60,7 +60,7 @@ def test_servers_step_in_backward_with_the_same_result(tmp_path: Path) -> None:
     assert_near(exact.result(), expected)
     clipping = exact.psctl.run(*words, *set_args("--optimizer", "adamw", "--clip", "1"))
     assert clipping.code == 2, clipping
-    assert "run.clip_grad_norm() needs the norm of all gradients" in clipping.of("error")[-1]["message"], clipping
+    assert "run.clip_grad_norm() needs the norm of all gradients" in str(clipping.events[-1]["failure"]), clipping
 
 
 def test_a_killed_worker_has_all_continue_from_the_checkpoint(tmp_path: Path) -> None:
