@@ -47,22 +47,6 @@ def test_over_the_engine_it_trains_as_one_process_does(tmp_path: Path) -> None:
     assert_near(exact.result(), expected)
 
 
-def test_servers_step_in_backward_with_the_same_result(tmp_path: Path) -> None:
-    exact = ExactJob(tmp_path)
-    expected = exact.alone("--optimizer", "adamw", "--clip", "0")
-    words = (
-        "train", str(EXACT / "job.yaml"), "-o", "jsonl", "--workers", "2", "--servers", "2", "--set",
-        "sync.update=server", "--set", "sync.step_in_backward=true", "--env", f"RESULT={tmp_path / 'result.json'}",
-    )  # fmt: skip
-    run = exact.psctl.run(*words, *set_args("--optimizer", "adamw", "--clip", "0"))
-    assert run.code == 0, run
-    assert len(run.of("steps-in-backward")) == 1, run
-    assert_near(exact.result(), expected)
-    clipping = exact.psctl.run(*words, *set_args("--optimizer", "adamw", "--clip", "1"))
-    assert clipping.code == 2, clipping
-    assert "run.clip_grad_norm() needs the norm of all gradients" in str(clipping.events[-1]["failure"]), clipping
-
-
 def test_a_killed_worker_has_all_continue_from_the_checkpoint(tmp_path: Path) -> None:
     exact = ExactJob(tmp_path)
     expected = exact.alone("--optimizer", "adamw", "--clip", "0")
