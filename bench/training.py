@@ -94,8 +94,8 @@ def train(
     return plan["chosen"], [json.loads(text.removeprefix("measured ")) for text in texts if text[:9] == "measured "]
 
 
-def line(case: str, chosen: str, found: list[dict[str, Any]], compute: float, ring: float) -> str:
-    """Return a row of the table."""
+def line(case: str, chosen: str, found: list[dict[str, Any]], compute: float, ring: float, *, free: bool) -> str:
+    """Return a row of the table; `free`: servers have hosts of their own, for whose links `bound` is not computed."""
 
     def of(name: str, key: str) -> list[float]:
         return [row[key] for row in found if row["name"] == name]
@@ -107,10 +107,10 @@ def line(case: str, chosen: str, found: list[dict[str, Any]], compute: float, ri
         / max(row["seconds"] for row in found if (row["turn"], row["name"]) == (turn, "psctl"))
         for turn in turns
     ]
-    bound = peer / max(compute, CASES[case][1] * ring)
+    bound = "-" if free else f"{peer / max(compute, CASES[case][1] * ring):.2f}"
     megabytes = [f"{statistics.mean(of(name, 'sent')) / 1e6:.1f}" for name in ("ddp", "psctl")]
     return (
-        f"| {case} ({chosen}) | {peer:.3f} | {ours:.3f} | {statistics.median(ratios):.2f} | {bound:.2f} "
+        f"| {case} ({chosen}) | {peer:.3f} | {ours:.3f} | {statistics.median(ratios):.2f} | {bound} "
         f"| {megabytes[0]} | {megabytes[1]} |"
     )
 
@@ -152,7 +152,7 @@ def main() -> int:
             print("|---|---|---|---|---|---|---|", flush=True)
             for case in given.cases.split(","):
                 chosen, found = train(home.env, case, compute, given.rounds, given.steps, places)
-                print(line(case, chosen, found, compute, ring), flush=True)
+                print(line(case, chosen, found, compute, ring, free=given.free > 0), flush=True)
             print(flush=True)
     return 0
 

@@ -102,10 +102,10 @@ class ServedSteps:
         if ps.update == "worker":
             return summed_in_backward(compute, [1.0] * shards, [ps.seconds / shards] * shards)
         pushing = ps.seconds * codes.push / (codes.push + codes.pull)
-        busy = {self._hosts[at].name for at in ps.servers}
+        serving = [self._hosts[at] for at in ps.servers]
         return pushed_and_pulled(
             compute, pushing, ps.seconds - pushing, shards, in_backward=request.step_in_backward,
-            apart=not any(host.name in busy and host.workers for host in self._hosts),
+            apart=not any(host.workers for host in serving),
         )  # fmt: skip
 
     def terms(self, size: int, ps: ServerTiming, *, on_gpus: bool) -> list[StepTerm]:

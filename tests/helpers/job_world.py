@@ -62,7 +62,7 @@ class Job(ThreadedJob):
         factor_rows: of a worker's batch, where `factors` of the job names layers.
         bucket: bytes of a bucket of collectives; 0: measured.
         compression: of gradients.
-        step_in_backward: of a sharded optimizer.
+        step_in_backward: of a sharded optimizer, or of servers.
         planes: makes the data planes of collectives; `kill(member)` ends those of a worker.
         host: makes memory that all processes share; None: all bytes are sent.
     """

@@ -139,9 +139,15 @@ def test_servers_of_their_own_return_values_while_others_are_pushed() -> None:
     assert apart.seconds == pytest.approx(2.0 + 1.0 + 0.1, abs=0.1)
 
 
-def test_steps_in_backward_are_predicted_for_servers_that_step() -> None:
-    known = {"compute": 1.3, "update": "server"}
-    assert steps(planned(**known, step_in_backward=True))["ps"] < 0.98 * steps(planned(**known))["ps"]
+@pytest.mark.parametrize(("free", "compute"), [(0, 1.3), (2, 0.5)], ids=["beside workers", "on hosts of their own"])
+def test_steps_in_backward_are_predicted_for_servers_that_step(free: int, compute: float) -> None:
+    hosts = [host(name, workers=int(place < 4)) for place, name in enumerate(names(4 + free))]
+    what = msgspec.structs.replace(order(*hosts, servers=free or None), compute=compute, update="server", strategy="ps")
+    late, early = (
+        steps(choose(msgspec.structs.replace(what, step_in_backward=given), SIZE, None, decided=True))["ps"]
+        for given in (False, True)
+    )
+    assert early < 0.95 * late
 
 
 def test_one_worker_steps_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from psctl.sync import backward_steps, choice_tuner
 from psctl.sync.backward_steps import BackwardSteps, stepped_in_backward, waiting_counts
 from psctl.sync.choice_tuner import ChoiceTuner
 from psctl.types import Compression
+from tests.helpers.job_world import Job
 from tests.sync.test_replaced_rank import Training
 from tests.sync.test_run_strategies import assert_close, train
 from tests.sync.test_sharded import OPTIONS, EndingTraining, assert_same_end, odd_script, sharded
@@ -134,9 +136,10 @@ def test_values_are_gathered_while_backward_runs(tmp_path: Path, half: None, mon
     assert_close(one, other, 0.0)
 
 
-def refused(tmp_path: Path, script) -> UsageError:
+def refused(tmp_path: Path, script, update: str) -> UsageError:
+    on_servers = nullcontext(Job(update="server", step_in_backward=True))
     with (
-        sharded(tmp_path, bucket=60, step_in_backward=True) as job,
+        on_servers if update == "server" else sharded(tmp_path, bucket=60, step_in_backward=True) as job,
         pytest.raises(UsageError, match="step_in_backward") as found,
     ):
         job.run(script)
@@ -144,12 +147,14 @@ def refused(tmp_path: Path, script) -> UsageError:
     return found.value
 
 
-def test_clipping_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path, lambda run: train(run, clip=0.05))
+@pytest.mark.parametrize("update", ["sharded", "server"])
+def test_clipping_is_refused(tmp_path: Path, update: str) -> None:
+    refused(tmp_path, lambda run: train(run, clip=0.05), update)
 
 
+@pytest.mark.parametrize("update", ["sharded", "server"])
 @pytest.mark.parametrize("at", [0, 2])
-def test_a_learning_rate_that_changes_after_backward_is_refused(tmp_path: Path, at: int) -> None:
+def test_a_learning_rate_that_changes_after_backward_is_refused(tmp_path: Path, at: int, update: str) -> None:
     def script(run):
         model, optimizer = run.prepare(model := nn.Linear(6, 3), torch.optim.SGD(model.parameters(), lr=0.1))
         for step in range(3):
@@ -159,7 +164,7 @@ def test_a_learning_rate_that_changes_after_backward_is_refused(tmp_path: Path, 
                 optimizer.param_groups[0]["lr"] = 0.05
             optimizer.step()
 
-    assert "lr of the optimizer's group 0 was 0.1 in backward and is 0.05 now" in str(refused(tmp_path, script))
+    assert "lr of the optimizer's group 0 was 0.1 in backward and is 0.05 now" in str(refused(tmp_path, script, update))
 
 
 def test_a_learning_rate_may_change_before_backward(tmp_path: Path, half: None) -> None:

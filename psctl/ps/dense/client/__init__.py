@@ -1,5 +1,6 @@
 """A worker's end of the dense shards.
 
+backward_shards: which shards step in backward
 dense_client_state: the state machine of a worker: pushes, step orders, pulls
 host_collection: which pushes of one host's workers go together
 parameter_reads: a reader's read of all parameters at one step

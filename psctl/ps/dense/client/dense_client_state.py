@@ -26,6 +26,7 @@ import torch
 
 from psctl.errors import ProtocolError
 from psctl.ps.dense.buffer_allocator import BufferAllocator, SharedBytes
+from psctl.ps.dense.client.backward_shards import shards_in_backward
 from psctl.ps.dense.client.host_collection import Act, HostCollection, HostSumTask, Offer, SeparatePush, ToPeer
 from psctl.ps.dense.client.receive_buffers import JointNorms, ReceiveBuffers, ValueSink, wrong
 from psctl.ps.dense.client.send_buffers import SendBuffers
@@ -107,6 +108,7 @@ class DenseClient:
         self.send_buffers = SendBuffers(terms, shards, self.held, rank, self._allocator)
         self._ordered = terms.update == "server"
         self._outbox = UnackedPushes(self._route, ordered=self._ordered)
+        self._choose_in_backward()
         self._last_pushed = [terms.base - 1] * len(shards)  # by shard
         group = next((group for group in terms.hosts if rank in group), ())
         sums = self.send_buffers.sum_buffer
@@ -134,6 +136,8 @@ class DenseClient:
         changed, opened = self._route.on_assignment(epoch, owners, servers)
         said = self._forget_partial(changed)
         self._outbox.on_assignment()
+        if changed:
+            self._choose_in_backward()
         return said + self._send_outstanding(opened)
 
     def on_server_disconnected(self, server: int) -> list[ClientOutput]:
@@ -142,6 +146,11 @@ class DenseClient:
         self._outbox.forget_orders(server)
         again = self._received.on_server_disconnected(server)
         return [*said, *self._pull([shard for shard in again if self._is_open(shard)])]
+
+    def _choose_in_backward(self) -> None:
+        """Choose the shards that step in backward, by the assignment."""
+        self._in_backward = shards_in_backward(self.owners, self.terms.in_backward)
+        self.shards_in_backward = frozenset(shard for shards in self._in_backward.values() for shard in shards)
 
     def _forget_partial(self, shards: Sequence[int]) -> list[ClientOutput]:
         for shard in shards:
@@ -294,32 +303,9 @@ class DenseClient:
         numbers, outbox = [dict(group) for group in groups], self._outbox
         return [
             ToServer(server, StepInBackward(clock, shards, numbers))
-            for server, shards in self._in_backward_of().items()
+            for server, shards in self._in_backward.items()
             if server in self._route.ready_servers and outbox.has_orders(server)
         ]
-
-    def _in_backward_of(self) -> dict[int, list[int]]:
-        """Return by server the shards that step in backward: a part of those that it leads, never the last pushed.
-
-        They lie as far apart as possible, since values that are there already give those between them time, and those
-        of different servers not side by side.
-        """
-        found: dict[int, list[int]] = {}
-        owners = sorted({*self.owners})
-        for place, server in enumerate(owners):
-            led = [shard for shard in reversed(range(len(self.shards))) if self.owners[shard] == server]
-            part = place / len(owners)
-            for shard in led[:-1]:
-                part += self.terms.in_backward
-                if part >= 1:
-                    part -= 1
-                    found.setdefault(server, []).append(shard)
-        return found
-
-    @property
-    def shards_in_backward(self) -> frozenset[int]:
-        """The shards that step in backward, by the newest assignment."""
-        return frozenset(shard for shards in self._in_backward_of().values() for shard in shards)
 
     def pull_in_backward(self, clock: int, shard: int) -> list[ClientOutput]:
         """Request a shard at `clock`, before `pull` requests the others."""

@@ -144,7 +144,10 @@ class DenseServer:
         return outputs
 
     def on_worker_lost(self, rank: int) -> list[Instruction]:
-        """Return the clocks held of a lost worker; no further order of it is agreed on before `count_until`."""
+        """Return the clocks held of a lost worker; no further order of it is agreed on before `count_until`.
+
+        Orders to step in backward are withdrawn first, so that no shard steps after its version was reported.
+        """
         with self._guard(LEDGER):
             self._ledger.hold_rank(rank)
             withdrawn = self._backward_ledger.withdraw()
