@@ -287,12 +287,10 @@ if __name__ == "__main__":
 """
 
 VICTIMS = [
-    "worker",
     "coordinator",
     "agent on the head",
-    "supervisor on the head",
-    "agent elsewhere",
     "supervisor elsewhere",
+    *(pytest.param(name, marks=pytest.mark.soak) for name in ("worker", "supervisor on the head", "agent elsewhere")),
 ]
 
 

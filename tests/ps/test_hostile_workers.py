@@ -16,11 +16,12 @@ from psctl.ps.permits import PARAMETERS, TABLES
 from psctl.ps.table_messages import AnswersRead, StoreSpec, TableSpec, UpdateSection
 from psctl.types import Member
 from tests.coordinator.test_hostile_members import of_struct
+from tests.hypothesis_profile import examples
 from tests.ps.test_table_bounds import STORE, Tables
 from tests.ps.world import World
 
 HOSTILE = Member("worker", 1)
-BRIEF = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+BRIEF = settings(max_examples=examples(350), deadline=None, suppress_health_check=list(HealthCheck))
 
 SPECS = st.sampled_from(
     [None, TableSpec("", (2,), "float32"), TableSpec("w", (3,), "int64"), TableSpec("w", (3,), "float32", "mean"),

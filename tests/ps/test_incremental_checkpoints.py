@@ -185,7 +185,7 @@ class Run:
         self.world.run()
 
 
-@pytest.mark.parametrize("first", range(0, 30, 15))
+@pytest.mark.parametrize("first", [0, pytest.param(15, marks=pytest.mark.soak)])
 def test_incremental_checkpoints_equal_complete_ones(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "CELLS", 64)
     monkeypatch.setattr(table_checkpoints, "LARGEST", 3.0)

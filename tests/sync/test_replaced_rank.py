@@ -127,7 +127,7 @@ def test_a_worker_that_is_killed_between_sums_is_replaced(tmp_path, rank: int, p
     assert training.starts[-1][1] in possible, "it continues in the step in which it was lost, or a neighbour's"
 
 
-@pytest.mark.parametrize("calls", [0, 1, 2, 5, 9, 14])
+@pytest.mark.parametrize("calls", [0, 2, 9])
 @pytest.mark.parametrize(("strategy", "rank"), [("ring", 0), ("ring", 2), ("tree", 1), ("sharded", 1)])
 def test_a_worker_that_is_killed_within_a_sum_is_replaced(tmp_path, strategy: str, rank: int, calls: int) -> None:
     training = Training()
@@ -138,7 +138,7 @@ def test_a_worker_that_is_killed_within_a_sum_is_replaced(tmp_path, strategy: st
 
 @pytest.mark.soak
 @pytest.mark.parametrize("calls", range(40))
-@pytest.mark.parametrize("strategy", ["ring", "halving-doubling", "double-tree", "sharded"])
+@pytest.mark.parametrize("strategy", ["ring", "tree", "halving-doubling", "double-tree", "sharded"])
 @pytest.mark.parametrize("rank", range(WORLD))
 def test_a_worker_that_is_killed_at_any_call_is_replaced(tmp_path, strategy: str, rank: int, calls: int) -> None:
     training = Training()

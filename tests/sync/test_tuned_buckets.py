@@ -210,8 +210,14 @@ def chosen(training: Training) -> list[int]:
 
 
 @pytest.mark.usefixtures("short_choice")
-@pytest.mark.parametrize("place", ["before the forward", "after the backward", "after the step"])
-@pytest.mark.parametrize(("rank", "step"), [(0, 4), (1, 4), (2, 5), (0, 7), (1, 9), (2, 10)])
+@pytest.mark.parametrize(
+    ("rank", "step", "place"),
+    [
+        pytest.param(rank, step, place, marks=[] if at % 3 == turn % 3 else pytest.mark.soak)
+        for at, (rank, step) in enumerate([(0, 4), (1, 4), (2, 5), (0, 7), (1, 9), (2, 10)])
+        for turn, place in enumerate(["before the forward", "after the backward", "after the step"])
+    ],
+)
 def test_a_worker_lost_between_sums_is_replaced_with_the_same_bits(tmp_path, rank, step, place) -> None:
     training = Training((rank, step, place))
     found = training.run(tmp_path, bucket=0)
@@ -221,8 +227,8 @@ def test_a_worker_lost_between_sums_is_replaced_with_the_same_bits(tmp_path, ran
 
 
 @pytest.mark.usefixtures("short_choice")
-@pytest.mark.parametrize("calls", [0, 3, 8, 15, 29, 44, 60, 90])
-@pytest.mark.parametrize(("strategy", "rank"), [("ring", 0), ("ring", 2), ("tree", 1)])
+@pytest.mark.parametrize("calls", [0, 8, 29, 60])
+@pytest.mark.parametrize(("strategy", "rank"), [("ring", 2), ("tree", 1)])
 def test_a_worker_lost_within_a_sum_is_replaced_with_the_same_bits(tmp_path, strategy, rank, calls) -> None:
     training = Training()
     found = training.run(tmp_path, {(rank, 0): calls}, strategy=strategy, bucket=0)
@@ -233,7 +239,7 @@ def test_a_worker_lost_within_a_sum_is_replaced_with_the_same_bits(tmp_path, str
 @pytest.mark.soak
 @pytest.mark.usefixtures("short_choice")
 @pytest.mark.parametrize("calls", range(120))
-@pytest.mark.parametrize("strategy", ["ring", "halving-doubling", "sharded"])
+@pytest.mark.parametrize("strategy", ["ring", "tree", "halving-doubling", "sharded"])
 @pytest.mark.parametrize("rank", range(3))
 def test_a_worker_lost_at_any_call_is_replaced_with_the_same_bits(tmp_path, strategy, rank, calls) -> None:
     found = Training().run(tmp_path, {(rank, 0): calls}, strategy=strategy, bucket=0)

@@ -74,6 +74,7 @@ class Plain:
 ENDLESS = "import threading\nprint('begun', flush=True)\nthreading.Event().wait()\n"
 
 
+@pytest.mark.soak  # tests/launch has the times
 def test_a_clock_that_is_set_hides_no_job(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
     """The kernel tells when it booted by the clock: setting that moves the boot, as it does here by a mount."""
     plain = Plain(make_hosts(1), tmp_path / "home")
@@ -289,6 +290,7 @@ def test_a_psctl_that_is_killed_while_it_starts_a_job_leaves_nothing(
     assert plain.psctl.run("stop", job).code == 0
 
 
+@pytest.mark.soak  # the one above kills it earlier
 def test_a_job_is_not_missed_by_a_psctl_that_was_killed_when_all_of_it_was_started(
     make_hosts: Callable[..., Any], tmp_path: Path
 ) -> None:

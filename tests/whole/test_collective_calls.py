@@ -21,7 +21,8 @@ def calls(events: list[dict[str, object]]) -> list[dict[str, object]]:
     return [json.loads(text.removeprefix("calls ")) for text in texts if text.startswith("calls ")]
 
 
-@pytest.mark.parametrize("strategy", ["ps", pytest.param("native", marks=pytest.mark.soak)])
+@pytest.mark.soak  # tests/collectives/test_beside_torch.py has their results
+@pytest.mark.parametrize("strategy", ["ps", "native"])
 def test_every_collective_is_called_beside_the_training(tmp_path: Path, strategy: str) -> None:
     run = Psctl(tmp_path).run("train", str(CALLING), "-o", "jsonl", "--strategy", strategy)
     assert run.code == 0, run

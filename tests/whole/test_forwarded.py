@@ -112,6 +112,7 @@ def test_hosts_that_share_an_inner_address_are_refused_with_the_cure(hosts: Any,
     assert not hosts.path("h1", "/root/.psctl").exists(), "it was refused before anything was done"
 
 
+@pytest.mark.soak  # tests/agent/test_agent.py fills a range
 def test_a_range_of_ports_that_is_too_small_is_refused_before_anything_starts(hosts: Any, home: Any) -> None:
     psctl, cluster = Psctl(home.path, environment=home.env), home.path / "cluster.yaml"
     cluster.write_text(hosts.cluster_text(more="network: {ports: 29400-29402}\n"))

@@ -59,6 +59,7 @@ def test_a_host_behind_a_jump_host_is_reached_and_both_keys_are_checked(make_hos
     assert "gate" in run.out or hosts["gate"].address in run.out
 
 
+@pytest.mark.soak  # tests/remote/test_login_shell.py has the shells
 def test_up_and_doctor_work_through_tcsh_with_one_session_a_connection(make_loopback: Any, tmp_path: Path) -> None:
     tcsh = shutil.which("tcsh")
     if tcsh is None:

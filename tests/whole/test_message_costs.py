@@ -22,6 +22,7 @@ def two_each(hosts: Any, more: str = "") -> str:
     return head + "hosts:\n" + "".join(f"  - {{name: {name}, address: {name}, slots: 2}}\n" for name in hosts)
 
 
+@pytest.mark.soak  # tests/launch has what is kept; bench/strategies.py the plan
 def test_up_measures_messages_once_and_the_plan_takes_what_was_fastest(make_hosts: Any, tmp_path: Path) -> None:
     hosts = make_hosts(2, rate="200mbit")
     home = hosts.make_home(tmp_path / "home")
@@ -58,7 +59,8 @@ def test_up_measures_messages_once_and_the_plan_takes_what_was_fastest(make_host
         assert predicted[fastest] == pytest.approx(times[fastest], rel=0.05)
 
 
-@pytest.mark.parametrize("end", ["interrupt", pytest.param("kill", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("end", ["interrupt", "kill"])
+@pytest.mark.soak  # test_bench.py interrupts one
 def test_a_measurement_that_is_ended_leaves_nothing_and_is_made_again(
     end: str, make_hosts: Any, tmp_path: Path
 ) -> None:  # fmt: skip

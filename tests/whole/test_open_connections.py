@@ -19,6 +19,7 @@ def lines(run: Any) -> list[str]:
     return sorted(f"{event['rank']} {event['text']}" for event in run.of("log") if event["text"].startswith("epoch"))
 
 
+@pytest.mark.soak  # tests/transport has open connections
 def test_open_connections_carry_the_same_values_and_are_called_open(
     make_hosts: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def check(events: list[dict[str, Any]]) -> tuple[int, int]:
     return len(exact), len(newest)
 
 
+@pytest.mark.soak  # tests/reader has one process
 def test_groups_read_one_step_at_a_time_while_processes_are_killed(tmp_path: Path) -> None:
     # Readers start with training, and need seconds on a busy machine: steps long enough that most come after that.
     events = follow(tmp_path, ["server", "reader", "worker"], "--env", "PAUSE=0.1")

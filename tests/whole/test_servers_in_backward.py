@@ -25,6 +25,7 @@ def train(home: Path, *words: str) -> tuple[Ended, str]:
     return run, result.read_text()
 
 
+@pytest.mark.soak  # tests/ps/test_steps_in_backward.py, tests/simulation
 def test_a_worker_that_is_lost_in_backward_changes_no_bit(tmp_path: Path) -> None:
     _, expected = train(tmp_path)
     undisturbed, values = train(tmp_path, *IN_BACKWARD)

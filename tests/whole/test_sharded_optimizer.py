@@ -38,6 +38,7 @@ def train(
     return Ended(process.returncode, "".join(lines), err)
 
 
+@pytest.mark.soak  # tests/sync/test_sharded.py; the test below trains too
 def test_over_the_engine_it_trains_as_one_process_does(tmp_path: Path) -> None:
     exact = ExactJob(tmp_path)
     expected = exact.alone("--optimizer", "adamw", "--epochs", "6")
