@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from psctl.job.events import Finished, Log, Started, to_line
 from psctl.launch.home import HostRecord, JobRecord, KnownCluster
 from psctl.launch.jobs.event_stream import RECONNECT, EventReader, LineSplitter
 from psctl.remote.shell import CommandResult
-from tests.helpers.fake_shell import FakeShell
+from tests.helpers.fake_shell import FakeShell, FakeTail
 from tests.helpers.manual_clock import ManualClock
 
 FOLDER = "/w/jobs/digits-1/node-a"
@@ -63,6 +63,61 @@ def test_events_come_in_order_and_end_with_finished() -> None:
     shell = FakeShell("node-a")
     shell.append(LOG, to_line(STARTED) + to_line(LINE) + to_line(DONE) + b"never read\n")
     assert follow(shell, record()) == [STARTED, LINE, DONE]
+
+
+def sized(shell: FakeShell) -> FakeShell:
+    """Have the log's size answered."""
+
+    def answer(argv: Sequence[str], stdin: bytes) -> CommandResult:
+        there = LOG in shell.files
+        return (
+            CommandResult(0, b"%d\n" % len(shell.files[LOG]), b"") if there else CommandResult(1, b"", b"no such file")
+        )
+
+    shell.on("stat", answer)
+    return shell
+
+
+class FarShell(FakeShell):
+    """A host whose first bytes of a file take longer than a reader waits for them."""
+
+    def tail(self, path: str, offset: int = 0) -> FakeTail:
+        """Follow a file, in silence at first."""
+        return SlowTail(self, path, offset)
+
+
+class SlowTail(FakeTail):
+    """Follows a file of a FarShell."""
+
+    silences = 2
+
+    def read(self, timeout: float | None = None) -> bytes | None:
+        """Return the next bytes, after some silence."""
+        self.silences -= 1
+        return b"" if self.silences >= 0 else super().read(timeout)
+
+
+def test_the_past_is_read_when_all_of_it_came_and_not_at_the_first_silence() -> None:
+    """A host that is far away is silent at first."""
+    shell = sized(FarShell("node-a"))
+    past = [STARTED, *[LINE] * 3]
+    shell.append(LOG, b"".join(map(to_line, past)))
+    reader = EventReader(record(), lambda: shell, ManualClock(), print, record, shell)
+    reader.measure_past()
+    shell.append(LOG, to_line(DONE))
+    found = []
+    for event in reader.events():
+        found.append(event)
+        if reader.past_is_read:
+            break
+    assert found == [None, None, *past], "what came later is none of the past"
+
+
+def test_a_log_that_is_not_there_yet_has_no_past() -> None:
+    shell = sized(FakeShell("node-a"))
+    reader = EventReader(record(), lambda: shell, ManualClock(), print, record)
+    reader.measure_past()
+    assert reader.past_is_read
 
 
 def test_a_lost_connection_is_made_anew_and_no_event_comes_twice() -> None:

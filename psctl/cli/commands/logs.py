@@ -131,26 +131,26 @@ def _from_events(
         one_document = own.options.output == "json"
         # lines of the past that are held back: for one document, or because only the last ones are printed
         held: deque[LogLine] | None = deque(maxlen=tail) if one_document or tail is not None else None
+        follower.measure_past()
         for event in follower.events():
-            if event is None:
-                if held is not None and not (follow and one_document):
-                    _print(own, held)
-                    held = None
-                if not follow:
-                    return
             if isinstance(event, Started):
                 hosts |= {f"{role.role}/{role.rank}": role.host for role in event.roles if isinstance(role, RoleOf)}
             if isinstance(event, StateChanged):
                 hosts[f"{event.role}/{event.rank}"] = event.host
-            if not isinstance(event, Log) or event.time < after or not selector.takes(event.rank):
+            wanted = isinstance(event, Log) and event.time >= after and selector.takes(event.rank)
+            if isinstance(event, Log) and wanted and (pattern is None or pattern.search(event.text)):
+                line = LogLine(event.rank, hosts.get(event.rank, ""), event.stream, event.text)
+                if held is None:
+                    _print(own, [line])
+                else:
+                    held.append(line)
+            if not follower.past_is_read:
                 continue
-            if pattern is not None and not pattern.search(event.text):
-                continue
-            line = LogLine(event.rank, hosts.get(event.rank, ""), event.stream, event.text)
-            if held is None:
-                _print(own, [line])
-            else:
-                held.append(line)
+            if held is not None and not (follow and one_document):
+                _print(own, held)
+                held = None
+            if not follow:
+                break
         if held is not None:
             _print(own, held)
 

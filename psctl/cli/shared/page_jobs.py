@@ -52,13 +52,12 @@ def follow_on(board: Board, context: Context, record: JobRecord, *, to_end: bool
 
         recorded, shell = partial(context.home.job, record.job), head_of(fleet, record)
         reader = EventReader(record, connect, SystemClock(), on_connection, recorded, shell, find_leader)
+        if not to_end:
+            reader.measure_past()
         for event in reader.events():
-            if event is None:
-                if not to_end:
-                    return
-                continue
-            board.apply(record.job, event)
-            if isinstance(event, Finished):
+            if event is not None:
+                board.apply(record.job, event)
+            if isinstance(event, Finished) or (reader.past_is_read and not to_end):
                 return
 
 

@@ -95,6 +95,7 @@ class EventReader:
         self._shell = shell
         self._lines = LineSplitter()
         self._paths = SourcePaths(record)
+        self._past = 0  # bytes of the log when it was measured
         self._lost_since: float | None = None
         self._ended = False  # the allocation of the job's hosts has
         self._tries = 0
@@ -103,6 +104,23 @@ class EventReader:
     def path(self) -> str:
         """The path of the event log on the head."""
         return f"{self._record.head.job_dir}/{events.FILE}"
+
+    def measure_past(self) -> None:
+        """Take the log as it is now for the past; `past_is_read` says when `events` has yielded all of it.
+
+        Silence of POLL seconds does not say so: a far host sends its first bytes later, and a busy job is never silent.
+
+        Raises:
+            PsctlError: the head cannot be reached.
+        """
+        self._shell = self._shell or self._connect()
+        found = self._shell.run(["stat", "-c", "%s", self.path], check=False)
+        self._past = 0 if found.status else int(found.stdout)  # 0: there is no log yet
+
+    @property
+    def past_is_read(self) -> bool:
+        """Whether all events of the past have been yielded."""
+        return self._lines.offset >= self._past
 
     def events(self) -> Iterator[AnyEvent | None]:
         """Yield events up to `finished`, and None after each POLL seconds without one.
