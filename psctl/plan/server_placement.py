@@ -65,10 +65,11 @@ class ServingMode(msgspec.Struct, frozen=True):
     by_rack: bool = False
 
     def flow_factor(self, workers: int, servers: int) -> float:
-        """Return the factor by which flows are longer because servers' ports also carry updates to replicas, which are
-        not compressed."""
+        """Return the factor by which flows are longer: servers' ports also carry updates to replicas, which are not
+        compressed, and pushes and answers of racks meet."""
         copies = min(servers - 1, 1 if self.replicas is None else self.replicas)
-        return 1 + copies / (workers if self.pipelined else 2 * workers) / self.coding.both
+        longer = 1 + copies / (workers if self.pipelined else 2 * workers) / self.coding.both
+        return longer * CROSSING if self.by_rack and self.pipelined else longer
 
     def byte_share(self, workers: Sequence[str], servers: Sequence[str]) -> float:
         """Return the share of the gradients' bytes that a push and a pull count as, with these hosts of workers and
@@ -92,6 +93,11 @@ class ServingMode(msgspec.Struct, frozen=True):
         """Return the seconds in which `size` bytes of gradients are encoded, and decoded by the servers."""
         return size * max(1.0, ranks_per_core) * (self.coding.encode + self.coding.read * workers / max(1, servers))
 
+
+CROSSING = 1.13
+"""Factor of a push and a pull by rack where both cross between racks at the same time. They share each direction of the
+cable evenly, so answers wait for pushes of the other direction that fall behind, and a direction is half empty then;
+the simulation has both directions alike. Measured on two racks of two hosts, 25 MB: 1.11 to 1.18."""
 
 SUMMING = ServingMode()
 """Servers that sum, for workers that hold the values."""

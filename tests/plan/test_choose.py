@@ -178,6 +178,7 @@ def test_two_racks_gain_what_the_link_between_them_allows() -> None:
     assert seconds(plan, "native") / plan.seconds >= 1.4
     assert plan.seconds >= SIZE / (200 * MBIT)
     assert "r1 -> r2" in plan.reason or "r2 -> r1" in plan.reason
+    assert plan.chosen == "hierarchical", "answers of servers wait for pushes of the other direction"
 
 
 def test_servers_are_pushed_to_once_a_rack_where_the_way_between_is_narrow() -> None:
