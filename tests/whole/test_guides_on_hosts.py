@@ -33,6 +33,7 @@ GUIDES = ("consistency", "data", "gpus", "offline", "performance", "store")
 ELSEWHERE = {
     "README": "its commands are the tutorial's",
     "checkpoints": "tests/whole/test_guides.py",
+    "exercises": "tests/cli/test_exercises.py",
     "tutorial": "tests/whole/test_tutorial.py",
     "measurements": "the record of what was measured once",
 }
