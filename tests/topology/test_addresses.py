@@ -122,3 +122,22 @@ def test_equal_addresses_on_networks_of_their_own_are_refused() -> None:
     assert [one.address for one in together.values()] == ["127.0.0.1", "127.0.0.1"], "one machine reached at two ports"
     with pytest.raises(HostUnreachable, match="loopback"):
         choose_addresses({A: HostReach(two(1, "10.0.0.1"), "127.0.0.1"), B: HostReach(two(2, "10.0.0.2"))})
+
+
+@pytest.mark.parametrize(
+    ("netns", "address", "same"),
+    [("net:[1]", "10.0.2.100/24", True), ("", "10.0.2.100/24", False), ("net:[1]", "10.0.3.7/24", False)],
+    ids=["known", "unknown", "nothing-in-common"],
+)
+def test_interfaces_of_containers_may_come_and_go_between_two_probes(netns: str, address: str, same: bool) -> None:
+    def probed(*nics: Nic) -> HostReach:
+        return HostReach(msgspec.structs.replace(facts(*nics, default="eth0", boot="same"), netns=netns))
+
+    before = probed(Nic("eth0", ("10.0.2.100/24",)))
+    after = probed(Nic("eth0", (address,)), Nic("veth7", ("10.88.0.1/16",)))
+    if same or address.startswith("10.0.3."):
+        found = [one.address for one in choose_addresses({A: before, B: after}).values()]
+        assert found == (["127.0.0.1"] * 2 if same else ["10.0.2.100", "10.0.3.7"])
+    else:
+        with pytest.raises(HostUnreachable, match="both have the address"):
+            choose_addresses({A: before, B: after})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -138,7 +138,7 @@ def refuse_unreachable(hosts: Mapping[HostName, HostReach], chosen: Mapping[Host
             what = f"{name}: the other hosts cannot reach its address {one.address}, which is loopback ({one.reason})"
             raise HostUnreachable(what, cure, name)
         other = first.setdefault(one.address, name)
-        if _network(hosts[other].facts) != _network(hosts[name].facts):
+        if not _share_network(hosts[other].facts, hosts[name].facts):
             what = (
                 f"{other} and {name} both have the address {one.address} on separate networks, so neither is reachable"
             )
@@ -179,13 +179,25 @@ def _configured(name: HostName, host: HostReach, interface: str) -> ChosenAddres
 
 def _one_machine(hosts: Collection[HostReach]) -> bool:
     """Return whether all hosts share a kernel and its network; containers may share only the kernel."""
-    seen = {_network(host.facts) for host in hosts}
-    return len(seen) == 1 and (all(host.facts.boot for host in hosts) or len(hosts) == 1)
+    facts = [host.facts for host in hosts]
+    return len(facts) == 1 or (bool(facts) and all(one.boot and _share_network(facts[0], one) for one in facts))
 
 
-def _network(facts: HostFacts) -> tuple[str, str, frozenset[str]]:
-    """Return the identity of a network stack: the kernel, the namespace, and its addresses."""
-    return facts.boot, facts.netns, frozenset(address for nic in facts.nics for address in nic.addresses)
+def _share_network(one: HostFacts, other: HostFacts) -> bool:
+    """Return whether hosts have one network stack: kernel, namespace and addresses.
+
+    Where the namespace is known one common address of a usable interface is enough: interfaces of containers come and
+    go between two probes.
+    """
+    if (one.boot, one.netns) != (other.boot, other.netns):
+        return False
+    if one.netns and _addresses(_usable(one)) & _addresses(_usable(other)):
+        return True
+    return _addresses(one.nics) == _addresses(other.nics)
+
+
+def _addresses(nics: Iterable[Nic]) -> set[str]:
+    return {text for nic in nics for text in nic.addresses}
 
 
 def _loopback(host: HostReach) -> ChosenAddress:
