@@ -1,5 +1,5 @@
 # make demo   install psctl into .venv and train on the embedded local cluster
-# make test   install what the tests need (as root also system packages) and run them: 10 to 15 minutes on two cores;
+# make test   install what the tests need (as root also system packages) and run them: some 16 minutes on two cores;
 #             five files at a time, for they also wait for real processes; the long files first (tests/conftest.py);
 #             a test that runs into its time limit ends its process, and with it the run, which would hang otherwise
 # make unit   the pure tests: no root, no network, no processes; under 60 s on two cores

@@ -74,7 +74,7 @@ class Plain:
 ENDLESS = "import threading\nprint('begun', flush=True)\nthreading.Event().wait()\n"
 
 
-@pytest.mark.soak  # tests/launch has the times
+@pytest.mark.soak  # tests/launch/test_host_state.py has a clock that was set
 def test_a_clock_that_is_set_hides_no_job(make_hosts: Callable[..., Any], tmp_path: Path) -> None:
     """The kernel tells when it booted by the clock: setting that moves the boot, as it does here by a mount."""
     plain = Plain(make_hosts(1), tmp_path / "home")

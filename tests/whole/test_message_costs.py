@@ -22,7 +22,7 @@ def two_each(hosts: Any, more: str = "") -> str:
     return head + "hosts:\n" + "".join(f"  - {{name: {name}, address: {name}, slots: 2}}\n" for name in hosts)
 
 
-@pytest.mark.soak  # tests/launch has what is kept; bench/strategies.py the plan
+@pytest.mark.soak  # tests/launch/test_cost_fitting.py has the costs; bench/strategies.py the plan
 def test_up_measures_messages_once_and_the_plan_takes_what_was_fastest(make_hosts: Any, tmp_path: Path) -> None:
     hosts = make_hosts(2, rate="200mbit")
     home = hosts.make_home(tmp_path / "home")

@@ -80,7 +80,6 @@ def test_a_run_is_shown_by_tensorboard_and_prometheus(tmp_path: Path) -> None:
     until(lambda: not exporters(tmp_path), 20.0, name="the exporter's end")
 
 
-@pytest.mark.soak  # tests/export has what it writes
 def test_training_goes_on_without_a_killed_exporter_and_says_so_once(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

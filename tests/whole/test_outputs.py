@@ -106,7 +106,6 @@ print("wrote", hashlib.sha256(data).hexdigest(), flush=True)
 """
 
 
-@pytest.mark.soak  # tests/launch has the parts
 def test_a_pull_that_was_killed_continues_after_what_arrived(lab: Any, tmp_path: Path) -> None:
     psctl, hosts, cluster = lab
     cluster.write_text(hosts.cluster_text(["h1"]))

@@ -84,7 +84,7 @@ def test_the_network_reaches_doors_alone_and_starts_no_store(site: tuple[Psctl, 
     assert_clean(hosts)
 
 
-@pytest.mark.soak  # test_hosts_job.py plays one
+@pytest.mark.soak  # test_sharded_optimizer.py plays one
 def test_a_schedule_on_cpus_needs_neither_the_engine_nor_its_store(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RING)
     (tmp_path / "job.yaml").write_text("version: 1\nname: ring\nscript: train.py\nsync: {strategy: ring}\n")
@@ -97,7 +97,7 @@ def test_a_schedule_on_cpus_needs_neither_the_engine_nor_its_store(tmp_path: Pat
     assert len({text for text in texts if text.startswith("starts with")}) == 1, "both have rank 0's values"
 
 
-@pytest.mark.soak  # tests/coordinator has the refusal
+@pytest.mark.soak  # tests/plan/test_choose.py has the refusal
 def test_where_encryption_is_required_the_engine_is_refused_and_psctls_own_trains(
     site: tuple[Psctl, Any, Path], tmp_path: Path
 ) -> None:

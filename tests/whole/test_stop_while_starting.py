@@ -25,7 +25,7 @@ def finished(hosts: Any, job: str) -> bool:
     return path.exists() and '"event":"finished"' in path.read_text()
 
 
-@pytest.mark.soak  # test_agents.py ends psctl while a job starts
+@pytest.mark.soak  # tests/launch/test_pending_orders.py; test_agents.py ends psctl while a job starts
 def test_an_agent_that_starts_after_the_end_of_its_job_is_ended_too(
     make_hosts: Callable[..., Any], tmp_path: Path
 ) -> None:

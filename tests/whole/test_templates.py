@@ -54,7 +54,7 @@ def test_the_network_for_pictures_learns_on_two_workers(tmp_path: Path) -> None:
     assert [event for event in run.of("log") if event["text"].startswith("accuracy 0.")]
 
 
-@pytest.mark.soak
+@pytest.mark.soak  # tests/sparse trains such rows; the other templates run here
 @pytest.mark.parametrize(("model", "least"), [("logistic", 0.73), ("deepfm", 0.79)])
 def test_sparse_models_tell_sentences_apart(tmp_path: Path, model: str, least: float) -> None:
     arguments = set_args("--model", model, "--epochs", "1" if model == "logistic" else "2", "--batch", "256")

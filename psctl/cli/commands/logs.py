@@ -137,8 +137,12 @@ def _from_events(
                 hosts |= {f"{role.role}/{role.rank}": role.host for role in event.roles if isinstance(role, RoleOf)}
             if isinstance(event, StateChanged):
                 hosts[f"{event.role}/{event.rank}"] = event.host
-            wanted = isinstance(event, Log) and event.time >= after and selector.takes(event.rank)
-            if isinstance(event, Log) and wanted and (pattern is None or pattern.search(event.text)):
+            if (
+                isinstance(event, Log)
+                and event.time >= after
+                and selector.takes(event.rank)
+                and (pattern is None or pattern.search(event.text))
+            ):
                 line = LogLine(event.rank, hosts.get(event.rank, ""), event.stream, event.text)
                 if held is None:
                     _print(own, [line])
