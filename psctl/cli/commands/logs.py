@@ -112,6 +112,10 @@ def _from_events(
 
     after = _moment_of(since) if since is not None else 0.0
     pattern = pattern_of(grep) if grep is not None else None
+
+    def takes(event: Log) -> bool:
+        return selector.takes(event.rank) and (pattern is None or pattern.search(event.text) is not None)
+
     hosts: dict[str, str] = {}
     with contextlib.ExitStack() as open_fleets:
         fleet, record = open_fleets.enter_context(own.head_fleet(record))
@@ -126,9 +130,8 @@ def _from_events(
         def connect() -> Shell:
             return head_of(open_fleets.enter_context(own.connect(own.cluster_of(record), [record.head.name])), record)
 
-        recorded = partial(own.home.job, record.job)
+        recorded, one_document = partial(own.home.job, record.job), own.options.output == "json"
         follower = EventReader(record, connect, SystemClock(), own.warn, recorded, shell, find_leader)
-        one_document = own.options.output == "json"
         # lines of the past that are held back: for one document, or because only the last ones are printed
         held: deque[LogLine] | None = deque(maxlen=tail) if one_document or tail is not None else None
         follower.measure_past()
@@ -137,24 +140,17 @@ def _from_events(
                 hosts |= {f"{role.role}/{role.rank}": role.host for role in event.roles if isinstance(role, RoleOf)}
             if isinstance(event, StateChanged):
                 hosts[f"{event.role}/{event.rank}"] = event.host
-            if (
-                isinstance(event, Log)
-                and event.time >= after
-                and selector.takes(event.rank)
-                and (pattern is None or pattern.search(event.text))
-            ):
+            if isinstance(event, Log) and event.time >= after and takes(event):
                 line = LogLine(event.rank, hosts.get(event.rank, ""), event.stream, event.text)
                 if held is None:
                     _print(own, [line])
                 else:
                     held.append(line)
-            if not follower.past_is_read:
-                continue
-            if held is not None and not (follow and one_document):
+            if follower.past_is_read and not follow:
+                break
+            if follower.past_is_read and held is not None and not one_document:
                 _print(own, held)
                 held = None
-            if not follow:
-                break
         if held is not None:
             _print(own, held)
 
