@@ -94,6 +94,7 @@ class Job(ThreadedJob):
         self._sessions: dict[Member, CoordinatorSession] = {}
         self._results: dict[int, Any] = dict.fromkeys(range(workers))
         self._errors: list[BaseException] = []
+        self._dismissed: set[Member] = set()
         self._over = threading.Event()
         super().__init__(order, [0] * servers, target, resume, MemoryNetwork())
 
@@ -149,8 +150,9 @@ class Job(ThreadedJob):
 
     def _work(self, member: Member) -> None:
         session = self._sessions[member] = CoordinatorSession(
-            member, leave=self._errors.append, connect=self.planes.connector(member) if self.planes else None
-        )
+            member, leave=lambda why: self._leave(member, why),
+            connect=self.planes.connector(member) if self.planes else None,
+        )  # fmt: skip
         session.use_connection(self.connect(member, session))
         try:
             tables = self.tables
@@ -171,12 +173,20 @@ class Job(ThreadedJob):
                 raise
             run.finish()
         except BaseException as error:  # noqa: BLE001  raised by the test's own thread
-            self._errors.append(error)
             del self._sessions[member]
+            if member in self._dismissed:
+                self._results[member.rank] = "ended"
+                self.killed(member)
+                return
+            self._errors.append(error)
             self.fail(member, error)
             return
         del self._sessions[member]
         self.exits(member)
+
+    def _leave(self, member: Member, why: BaseException) -> None:
+        if member not in self._dismissed:
+            self._errors.append(why)
 
     def _die(self, member: Member) -> None:
         """End a worker as kill -9 does."""
@@ -198,6 +208,8 @@ class Job(ThreadedJob):
         super().end_processes(members)
         for member, session in list(self._sessions.items()):
             if members is None or member in members:
+                if self.machine.job.ranks[member].leaving:  # a worker that the coordinator does not need fails nothing
+                    self._dismissed.add(member)
                 session.on_connection_lost(None, ConnectionFailed("the process is ended"))
 
     def _connector(self, me: Member) -> Any:

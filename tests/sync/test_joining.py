@@ -203,3 +203,21 @@ def test_a_worker_that_is_killed_before_the_others_have_joined(rank, elastic):
     story.check(story.train(elastic=elastic))
     assert not story.deaths
     assert story.job.status == "done"
+
+
+@pytest.mark.parametrize("deaths", [[], [(0, 5, "after the backward")]])
+def test_workers_that_start_when_the_others_have_finished_fail_nothing(deaths):
+    story = Scaled((3, 4), deaths=deaths)
+    die = story._die
+
+    def wait_and_die(run, place: str) -> None:
+        if run.rank >= 2:
+            until(lambda: len(story.job.finished) == 2, 60)
+        die(run, place)
+
+    story._die = wait_and_die
+    found = story.train()
+    story.check(found)
+    assert [isinstance(values, list) for values in found] == [True, True, False, False]
+    assert story.job.status == "done"
+    assert sorted(rank for rank, _ in story.starts) == [0, *[0 for _ in deaths], 1]
