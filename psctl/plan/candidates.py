@@ -96,6 +96,7 @@ class CandidateSearch:
         self._inputs = inputs
         self._port = rank_orders.ports(inputs) if inputs.world > 1 else [1.0]
         self._order = rank_orders.order(inputs)
+        self._by_number = tuple(range(inputs.world))
         self._forms = UniformForms(inputs, self._port)
         self._levels: list[ScheduleOptions] | None = None
         self._uniform = inputs.network.uniform(inputs.ranks)
@@ -206,6 +207,8 @@ class CandidateSearch:
 
     def _schedule(self, strategy: str, options: ScheduleOptions) -> Schedule:
         built_as = _built_as(strategy)
+        if options.order == self._by_number:  # as without an order, which may be built already
+            options = msgspec.structs.replace(options, order=ONLY.order)
         found = self._schedules.get((built_as, options))
         if found is None:
             found = self._schedules[built_as, options] = catalog.build(built_as, self._inputs.world, options)
@@ -297,8 +300,7 @@ class CandidateSearch:
 
     def _orders(self, strategy: str) -> Sequence[rank_orders.Order]:
         """Return the orders to try; () is that of the ranks' numbers."""
-        by_number = tuple(range(self._inputs.world))
-        found = [() if self._order == by_number else self._order]
+        found = [() if self._order == self._by_number else self._order]
         if "ring" not in strategy and max(self._port) > 1.05 * min(self._port):
             found.append(rank_orders.slow_last(self._order, self._port))
             if "tree" in strategy:

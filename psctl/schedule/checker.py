@@ -13,6 +13,8 @@ takes no part; a result that lacks a contribution; an all-reduce after which two
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 
@@ -119,11 +121,39 @@ class _SymbolicRun:
     def run(self) -> None:
         """Execute all steps and check the postcondition."""
         self._check_ends()
+        like = self._like()
         for step, transfers in self.schedule.by_step():
-            self._step(step, transfers)
+            self._step(step, transfers if like is None else [one for one in transfers if like[one.chunk] == one.chunk])
+        if like is not None:
+            self._copy_results(like)
         self._check_postcondition()
         if self.contract.same_bits:
             self._check_bits()
+
+    def _like(self) -> list[int] | None:
+        """Return for each chunk the first one that has the same transfers in the same order; None where all differ.
+
+        Chunks have nothing to do with each other, so those that begin alike and move alike end alike: most chunks of a
+        pipeline need not be executed.
+        """
+        moves: list[list[Transfer]] = [[] for _ in range(self.chunks)]
+        for transfer in self.schedule.transfers:
+            moves[transfer.chunk].append(transfer)
+        kinds: dict[object, list[int]] = {}
+        for chunk, each in enumerate(moves):  # the ends tell most of those apart that differ
+            ends = (each[0].source, each[0].destination, each[-1].source, each[-1].destination) if each else ()
+            kinds.setdefault((len(each), ends), []).append(chunk)
+        like = list(range(self.chunks))
+        for some in kinds.values():
+            firsts: dict[object, int] = {}
+            for chunk in some if len(some) > 1 else ():
+                like[chunk] = firsts.setdefault((*self.masks[chunk :: self.chunks], _order(moves[chunk])), chunk)
+        return None if like == list(range(self.chunks)) else like
+
+    def _copy_results(self, like: Sequence[int]) -> None:
+        for chunk, first in enumerate(like):
+            self.masks[chunk :: self.chunks] = self.masks[first :: self.chunks]
+            self.terms[chunk :: self.chunks] = self.terms[first :: self.chunks]
 
     def _check_ends(self) -> None:
         taking_part = set(self.contract.members) | set(range(self.schedule.world, self.schedule.nodes))
@@ -139,7 +169,7 @@ class _SymbolicRun:
             if transfer.step < 0 or transfer.lane < 0 or transfer.action not in ("copy", "reduce"):
                 raise self._error(transfer.step, source, transfer.chunk, f"has a transfer that is none: {transfer}")
 
-    def _step(self, step: int, transfers: Sequence[Transfer]) -> None:
+    def _step(self, step: int, transfers: Iterable[Transfer]) -> None:
         """Execute one step: read all values as of its start, then write."""
         masks, terms, chunks = self.masks, self.terms, self.chunks
         arrivals: dict[int, list[tuple[int, int, int]]] = {}
@@ -202,6 +232,14 @@ class _SymbolicRun:
         name = f"rank {node}" if helper < 0 else f"helper {helper}"
         where = f"{self.schedule.name} ({self.contract.collective}), step {step}, {name}, chunk {chunk}"
         return ScheduleError(f"{where}: {what}", step, node, chunk)
+
+
+def _order(moves: Iterable[Transfer]) -> tuple[tuple[int, int, int, str], ...]:
+    """Return a chunk's transfers with its own steps counted from 0, without gaps."""
+    steps = groupby(moves, attrgetter("step"))
+    return tuple(
+        [(at, one.source, one.destination, one.action) for at, (_, found) in enumerate(steps) for one in found]
+    )
 
 
 def _names(mask: int) -> str:

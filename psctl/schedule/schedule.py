@@ -23,6 +23,8 @@ time, and it starts when its last chunk is there. A builder that wants two messa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -32,7 +34,7 @@ from psctl.grouping import grouped
 Action = Literal["copy", "reduce"]
 
 
-class Transfer(msgspec.Struct, frozen=True, order=True):
+class Transfer(msgspec.Struct, frozen=True, order=True, gc=False):
     """The transfer of one chunk. Ordered by step first."""
 
     step: int
@@ -80,15 +82,12 @@ class Schedule(msgspec.Struct, frozen=True):
     @property
     def steps(self) -> int:
         """Number of steps."""
-        return 1 + max((transfer.step for transfer in self.transfers), default=-1)
+        return 1 + self.transfers[-1].step if self.transfers else 0
 
     def by_step(self) -> Iterator[tuple[int, tuple[Transfer, ...]]]:
         """Yield each step with its transfers, in order."""
-        start = 0
-        for index in range(1, len(self.transfers) + 1):
-            if index == len(self.transfers) or self.transfers[index].step != self.transfers[start].step:
-                yield self.transfers[start].step, self.transfers[start:index]
-                start = index
+        for step, transfers in groupby(self.transfers, attrgetter("step")):
+            yield step, tuple(transfers)
 
     def messages(self) -> tuple[ScheduleMessage, ...]:
         """Return the messages, in the order of steps."""

@@ -72,6 +72,20 @@ def test_a_step_reads_what_its_senders_hold_when_it_begins() -> None:
     prove("chain", "broadcast", 3, [move(0, 0, 1), move(1, 1, 2)])
 
 
+def test_chunks_that_begin_and_end_alike_are_told_apart_by_their_middle() -> None:
+    right = [move(0, 0, 1), move(1, 1, 2), move(2, 2, 3)]
+    chunks = [[move(3 * at + one.step, one.source, one.destination, at) for one in right] for at in range(3)]
+    prove("chains", "broadcast", 4, [one for each in chunks for one in each], (1,) * 3)
+    wrong = [chunks[0], [move(3, 0, 1, 1), move(4, 1, 3, 1), move(5, 2, 3, 1)], chunks[2]]
+    error = refused("broadcast", 4, [one for each in wrong for one in each], 3)
+    assert (error.step, error.rank, error.chunk) == (5, 2, 1)
+
+
+def test_chunks_that_move_alike_and_begin_differently_are_told_apart() -> None:
+    error = refused("gather", 3, [move(0, 0, 2, 0), move(1, 0, 2, 1)], 3)  # rank 0 holds chunk 0 only
+    assert (error.step, error.rank, error.chunk) == (1, 0, 1)
+
+
 def test_a_copy_must_be_the_only_write_of_its_step() -> None:
     both = [move(0, 0, 1), move(0, 2, 1, add=True)]
     assert "written at once by 0, 2" in str(refused("reduce", 3, both))

@@ -12,7 +12,8 @@ uncut schedule represents all its cuts. A search need not time strategies that c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +21,8 @@ from psctl.message_costs import AS_PREDICTED, Costs, StrategyPace
 from psctl.plan.simulation.routes import SimulatedNetwork
 from psctl.plan.simulation.schedule_timing import Timing, busiest_link, timing_of
 from psctl.schedule.schedule import Schedule
+
+_Step = tuple[tuple[tuple[int, int, str], float], ...]
 
 
 class LowerBound(msgspec.Struct, frozen=True):
@@ -89,25 +92,34 @@ def stepwise(
     chunk = schedule.chunk_bytes(size)
     total: dict[int, float] = {}
     waiting = flowing = summing = 0.0
-    for _, step in schedule.by_step():
-        pairs: dict[tuple[int, int], float] = {}
+    for step, times in _steps_alike(schedule, chunk).items():
         added: dict[int, float] = {}
-        for one in step:
-            pair = (one.source, one.destination)
-            pairs[pair] = pairs.get(pair, 0.0) + chunk[one.chunk]
-            if one.action == "reduce":
-                added[one.destination] = added.get(one.destination, 0.0) + chunk[one.chunk]
         crossed: dict[int, float] = {}
         wait = 0.0
-        for (source, destination), amount in pairs.items():
+        for (source, destination, action), amount in step:
+            if action == "reduce":
+                added[destination] = added.get(destination, 0.0) + amount
             route = network.route(placement[source], placement[destination])
             wait = max(wait, route.latency)
             for link in route.links:
                 crossed[link] = crossed.get(link, 0.0) + amount
         for link, amount in crossed.items():
-            total[link] = total.get(link, 0.0) + amount
-        waiting += wait + costs.alpha
-        flowing += max((amount / network.capacities[link] for link, amount in crossed.items()), default=0.0)
-        summing += costs.gamma * max(added.values(), default=0.0)
+            total[link] = total.get(link, 0.0) + amount * times
+        waiting += times * (wait + costs.alpha)
+        flowing += times * max((amount / network.capacities[link] for link, amount in crossed.items()), default=0.0)
+        summing += times * costs.gamma * max(added.values(), default=0.0)
     busiest = busiest_link(total, network.capacities, network.names)
     return timing_of("closed form", (waiting, flowing, summing), busiest)
+
+
+def _steps_alike(schedule: Schedule, chunk: Sequence[float]) -> Mapping[_Step, int]:
+    """Return the bytes of each pair and action of a step, and how many steps have just these: most of a ring or a
+    pipeline."""
+    found: Counter[_Step] = Counter()
+    for _, step in schedule.by_step():
+        pairs: dict[tuple[int, int, str], float] = {}
+        for one in step:
+            pair = (one.source, one.destination, one.action)
+            pairs[pair] = pairs.get(pair, 0.0) + chunk[one.chunk]
+        found[tuple(pairs.items())] += 1
+    return found

@@ -90,6 +90,7 @@ class SimulatedNetwork:
         self._ends = {end for end in self._outside if self._host_of(end) in self._hosts}
         self._paths: dict[tuple[str, str], dict[str, _Path]] = {}
         self._routes: dict[tuple[str, str], NetworkRoute] = {}
+        self._ways: dict[str, tuple[str, _Path, _Path]] = {}
         self._nics: dict[str, str] = {}
         for host in cluster.hosts:
             self._assign_nics(host)
@@ -202,15 +203,15 @@ class SimulatedNetwork:
         (host_a, device_a), (host_b, device_b) = self._split(a), self._split(b)
         if host_a == host_b:
             return self._within(host_a, device_a, device_b)
-        start, out = self._exit_of(host_a, device_a)
-        end, into = self._exit_of(host_b, device_b)
+        start, out, _ = self._way(a, host_a, device_a)
+        end, _, into = self._way(b, host_b, device_b)
         paths = self._paths_from("", start)
         if end not in paths:  # its nearest nic is on another network: by any that is on this one
             ends = [other for other in paths if self._host_of(other) == host_b]
             if not ends:
                 raise KeyError(f"no link joins {a!r} to {b!r}")
             end, into = min(ends, key=lambda other: (_length(paths[other]), other)), ()
-        whole = (*out, *paths[end], *(step.reversed() for step in into[::-1]))
+        whole = (*out, *paths[end], *into)
         known = any(step.latency is not None for step in paths[end])
         fabric = all(step.type == "InfiniBand" for step in paths[end])
         return _route_over(whole, 0.0 if known else self._delays.infiniband if fabric else self._delays.ethernet)
@@ -237,6 +238,14 @@ class SimulatedNetwork:
         if not path:
             return NetworkRoute((self._loopbacks[host],), self._delays.loopback)
         return _route_over(path, 0.0 if any(step.latency is not None for step in path) else self._delays.inside)
+
+    def _way(self, place: str, host: str, device: str) -> tuple[str, _Path, _Path]:
+        """Return the end through which a place reaches other hosts, and the paths from the place to it and back."""
+        found = self._ways.get(place)
+        if found is None:
+            end, out = self._exit_of(host, device)
+            found = self._ways[place] = end, out, tuple(step.reversed() for step in out[::-1])
+        return found
 
     def _exit_of(self, host: str, device: str) -> tuple[str, _Path]:
         """Return the end through which a device reaches other hosts, and its path to it inside the host."""
