@@ -229,7 +229,7 @@ def main() -> int:
     parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--workers", default="1000,10000", help="of the coordinator's job")
-    parser.add_argument("--hosts", default="16,128,1024", help="of the plan")
+    parser.add_argument("--hosts", default="16,32,128,1024", help="of the plan")
     parser.add_argument("--svg", type=Path, help="folder for the pictures")
     given = parser.parse_args()
     found = throughput()

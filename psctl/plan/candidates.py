@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -21,7 +22,8 @@ from psctl.plan.simulation.flow_simulation import simulate, simulate_pipeline
 from psctl.plan.simulation.schedule_timing import Timing, at_pace, in_pieces
 from psctl.plan.uniform_forms import LARGE, UniformForms
 from psctl.schedule.algorithms import catalog
-from psctl.schedule.algorithms.catalog import ScheduleOptions
+from psctl.schedule.algorithms.catalog import ScheduleOptions, WeightedRing
+from psctl.schedule.algorithms.trees import WeightedTree
 from psctl.schedule.schedule import Schedule
 
 SMALL = 8
@@ -98,7 +100,6 @@ class CandidateSearch:
         self._order = rank_orders.order(inputs)
         self._by_number = tuple(range(inputs.world))
         self._forms = UniformForms(inputs, self._port)
-        self._levels: list[ScheduleOptions] | None = None
         self._uniform = inputs.network.uniform(inputs.ranks)
         self._few = inputs.world <= SMALL
         self._by_form = inputs.world > LARGE and (self._uniform is not None or inputs.world > HUGE)
@@ -280,13 +281,10 @@ class CandidateSearch:
                     ScheduleOptions(weights=each, pieces=self._few_pieces) for each in weights if len(set(each)) != 1
                 ]
             case "multi-ring":
-                return [ScheduleOptions(rings=rank_orders.rings(self._inputs))]
+                return [ScheduleOptions(rings=self._rings)]
             case "packed-trees":
-                trees = rank_orders.trees(self._inputs, self._port)
-                return [ScheduleOptions(trees=trees, chunks=chunks)]
+                return [ScheduleOptions(trees=self._trees, chunks=chunks)]
             case "hierarchical":
-                if self._levels is None:
-                    self._levels = list(self._find_levels())
                 return self._levels
             case "root":
                 best = max(range(self._inputs.world), key=lambda rank: (self._port[rank], -rank))
@@ -337,6 +335,18 @@ class CandidateSearch:
             best = max(1, best // self._inputs.world)
         best = max(1, min(most, best))
         return sorted({max(1, best // 4), max(1, best // 2), best}) if self._few else [best]
+
+    @cached_property
+    def _rings(self) -> tuple[WeightedRing, ...]:
+        return rank_orders.rings(self._inputs, self._order)
+
+    @cached_property
+    def _trees(self) -> tuple[WeightedTree, ...]:
+        return rank_orders.trees(self._inputs, self._port)
+
+    @cached_property
+    def _levels(self) -> list[ScheduleOptions]:
+        return list(self._find_levels())
 
     def _find_levels(self) -> Iterable[ScheduleOptions]:
         """Yield groups by host, by rack and by level of the machines, and three levels of hosts in racks."""

@@ -132,8 +132,8 @@ def shares(port: Sequence[float]) -> tuple[int, ...]:
     return tuple(weight // divisor for weight in weights)
 
 
-def rings(inputs: PlanInput) -> tuple[WeightedRing, ...]:
-    """Return the rings that share no cable among the GPUs of one host; one ring of all ranks elsewhere."""
+def rings(inputs: PlanInput, ranks: Order) -> tuple[WeightedRing, ...]:
+    """Return the rings that share no cable among the GPUs of one host; elsewhere one ring of all, in this order."""
     graph = inputs.cluster.host(inputs.hosts[0])
     if inputs.nodes == 1 and inputs.gpus and graph is not None:
         ids = [place.rpartition("/")[2] for place in inputs.ranks]
@@ -144,7 +144,7 @@ def rings(inputs: PlanInput) -> tuple[WeightedRing, ...]:
         )
         if found:
             return found
-    return ((order(inputs), 1),)
+    return ((ranks, 1),)
 
 
 def trees(inputs: PlanInput, port: Sequence[float]) -> tuple[WeightedTree, ...]:

@@ -265,9 +265,18 @@ class SimulatedNetwork:
         empty."""
         found = self._paths.get((host, start))
         if found is None:
-            found = self._inside(host, start) if host else _fewest_cables(start, self._outside, self._ends)
+            found = self._inside(host, start) if host else self._over_cables(start)
             self._paths[host, start] = found
         return found
+
+    def _over_cables(self, start: str) -> dict[str, _Path]:
+        """Return the best paths from an end or a switch to all others; from an end with one cable to a switch they are
+        those of the switch, which all its ends share."""
+        cables = self._outside.get(start, ())
+        if start not in self._ends or len(cables) != 1 or cables[0].to in self._ends:
+            return _fewest_cables(start, self._outside, self._ends)
+        beyond = self._paths_from("", cables[0].to)
+        return {start: (), **{end: (cables[0], *path) for end, path in beyond.items() if end != start}}
 
     def _inside(self, host: str, start: str) -> dict[str, _Path]:
         found: dict[str, _Path] = {start: ()}
