@@ -37,6 +37,14 @@ def test_a_template_is_a_folder_with_a_valid_job_and_its_script(path: Path) -> N
     compile((path.parent / job.script).read_text(), job.script, "exec")
 
 
+def test_every_document_is_in_the_sites_navigation_and_every_guide_in_the_index() -> None:
+    docs = ROOT / "docs"
+    navigation = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {str(path.relative_to(docs)) for path in docs.rglob("*.md")} == navigation
+    index = set(re.findall(r"\]\((\S+?\.md)\)", (docs / "index.md").read_text()))
+    assert {path.name for path in docs.glob("*.md")} - {"index.md"} <= index
+
+
 def test_the_expected_files_are_shipped() -> None:
     assert {path.stem for path in CLUSTERS} >= {"local", "two-nodes", "lab", "cloud-existing"}
     assert {path.parent.name for path in TEMPLATES} == {
