@@ -87,8 +87,9 @@ def tree_of(path: str) -> ast.Module:
     return ast.parse((PSCTL / path).read_text())
 
 
-def modules() -> list[tuple[str, ast.Module]]:
-    return [(path, tree_of(path)) for path in PATHS]
+@functools.cache
+def nodes_of(path: str) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
 
 
 def package_of(path: str) -> str:
@@ -107,16 +108,17 @@ def package_named(name: str) -> str:
     return ".".join(parts)
 
 
-def imports(tree: ast.Module) -> list[tuple[int, str, bool]]:
+@functools.cache
+def imports(path: str) -> list[tuple[int, str, bool]]:
     """Every import as (line, dotted name, only for types)."""
     typing_only = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes_of(path)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
     rows = []
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             rows += [(node.lineno, alias.name, id(node) in typing_only) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -131,7 +133,7 @@ def imports(tree: ast.Module) -> list[tuple[int, str, bool]]:
 def test_imports_only_go_down_and_not_between_packages_of_a_floor(path: str) -> None:
     package = package_of(path)
     assert package in LEVEL, f"{path}: a package that has no floor yet"
-    for line, name, _ in imports(tree_of(path)):
+    for line, name, _ in imports(path):
         if name.split(".")[0] != "psctl":
             continue
         other = package_named(name)
@@ -145,7 +147,7 @@ def test_imports_only_go_down_and_not_between_packages_of_a_floor(path: str) -> 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_each_outside_library_comes_in_by_its_own_door(path: str) -> None:
-    for line, name, _ in imports(tree_of(path)):
+    for line, name, _ in imports(path):
         library = name.split(".")[0]
         if library == "psctl" or (library in sys.stdlib_module_names and library not in DOORS):
             continue
@@ -195,8 +197,8 @@ SAME_CLASS_NAMES: dict[str, str] = {}
 
 def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = {}
-    for path, tree in modules():
-        for node in ast.walk(tree):
+    for path in PATHS:
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(path)
     twice = {name: found for name, found in places.items() if len(found) > 1 and name not in SAME_CLASS_NAMES}
@@ -220,16 +222,16 @@ def test_files_and_functions_stay_small() -> None:
 
 
 def test_modules_open_with_a_sentence() -> None:
-    for path, tree in modules():
+    for path in PATHS:
         if path.endswith("__init__.py") and "/" in path:
             continue
-        first = (ast.get_docstring(tree) or "").split("\n\n")[0]
+        first = (ast.get_docstring(tree_of(path)) or "").split("\n\n")[0]
         assert first, f"{path}: no docstring"
 
 
 def test_no_error_is_swallowed_and_no_stub_is_left() -> None:
-    for path, tree in modules():
-        for node in ast.walk(tree):
+    for path in PATHS:
+        for node in nodes_of(path):
             if isinstance(node, ast.ExceptHandler) and len(node.body) == 1 and isinstance(node.body[0], ast.Pass):
                 caught = ast.unparse(node.type) if node.type else ""
                 assert caught not in ("", "Exception", "BaseException"), f"{path}:{node.lineno}: swallows everything"
@@ -238,12 +240,12 @@ def test_no_error_is_swallowed_and_no_stub_is_left() -> None:
 
 
 def test_no_asyncio_pickle_eval_or_shell() -> None:
-    for path, tree in modules():
-        for line, name, _ in imports(tree):
+    for path in PATHS:
+        for line, name, _ in imports(path):
             own_folder = path == "coordinator/journal.py" and name == "pickle"  # its reader admits psctl's classes only
             allowed = own_folder or name.split(".")[0] not in ("asyncio", "pickle", "marshal", "shelve")
             assert allowed, f"{path}:{line}: {name}"
-        for node in ast.walk(tree):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 own_script = path == "process/bootstrap.py" and called == "exec"  # it is there to run the user's
@@ -256,7 +258,7 @@ def test_no_asyncio_pickle_eval_or_shell() -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_bytes_of_others_are_decoded_under_every_error_that_a_decoder_raises(path: str) -> None:
     """msgspec raises UnicodeDecodeError and RecursionError beside DecodeError: `types.UNDECODABLE` has them all."""
-    named = [node.lineno for node in ast.walk(tree_of(path))
+    named = [node.lineno for node in nodes_of(path)
              if isinstance(node, ast.ExceptHandler) and node.type is not None
              and any(word in ast.unparse(node.type) for word in ("DecodeError", "JSONDecodeError"))
              and "Unicode" not in ast.unparse(node.type)]  # fmt: skip
@@ -302,7 +304,7 @@ def private(name: str) -> bool:
 @functools.cache
 def private_names() -> frozenset[str]:
     """Return the private functions, classes, attributes and constants of psctl."""
-    nodes = [node for _, tree in modules() for node in ast.walk(tree)]
+    nodes = [node for path in PATHS for node in nodes_of(path)]
     names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     names |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
     names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
