@@ -12,12 +12,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BOOTSTRAP = ROOT / "psctl" / "process" / "bootstrap.py"
 
+SLOWER = "ignore:Guards may run slower:RuntimeWarning"
+"""What torch's compiler says of Python 3.13.0, with psctl or without."""
+
 
 def run(folder: Path, script: str, *, bare: bool = False) -> str:
     """What a script prints under psctl's bootstrap, or under Python alone."""
     (folder / "train.py").write_text(script)
     done = subprocess.run(
-        [sys.executable, "-W", "error", *([] if bare else [str(BOOTSTRAP)]), "train.py"], cwd=folder,
+        [sys.executable, "-W", "error", "-W", SLOWER, *([] if bare else [str(BOOTSTRAP)]), "train.py"], cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert not done.returncode, done.stderr

@@ -105,7 +105,7 @@ def test_a_slow_worker_gets_fewer_examples_and_the_mean_stays(plain, staleness) 
     results = job.run(lambda run: train(run, job))
     assert job.shares[0] == [12, 12], "nothing is known at first"
     assert all(sum(each) == BATCH for each in job.shares.values())
-    assert most(job) >= 15, job.shares
+    assert most(job) > BATCH // 2, job.shares
     assert any("shared by measured speed" in getattr(each, "text", "") for each in job.events)
     if staleness == 0:
         near(results[0], plain)
@@ -134,7 +134,7 @@ def test_under_a_collective_too(plain, tmp_path, kill_at, monkeypatch) -> None:
     finally:
         planes.close()
     assert job.died == (kill_at is not None)
-    assert most(job) >= 15
+    assert most(job) > BATCH // 2, job.shares
 
 
 def test_when_a_worker_is_lost_each_example_stays_once_an_epoch() -> None:
