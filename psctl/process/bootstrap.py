@@ -32,10 +32,12 @@ import io
 import json
 import linecache
 import runpy
+import threading
 import time
+import traceback
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
-from typing import NoReturn, Required, TypedDict, TypeVar
+from typing import Required, TypedDict, TypeVar
 
 from psctl.process import compiler_import, end_signal, lifeline, sealed_memory, stack_dump, torch_import
 from psctl.process.secret_masking import Secrets
@@ -66,6 +68,7 @@ def main(argv: list[str]) -> None:
     folder = os.getcwd()
     last = _ExitStatus()
     atexit.register(last.exit)  # registered first, so it runs last
+    ended: BaseException | None = None
     try:
         if argv[0] == "-m":
             _run_module(argv[1], argv[1:], folder)
@@ -77,15 +80,23 @@ def main(argv: list[str]) -> None:
         if end.code not in (None, 0):
             write_failure(end, end.__traceback__, folder)
             _remember(end)
-        raise
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr or sys.__stderr__)
+            end.code = 1
+        ended = end
     except KeyboardInterrupt as error:
         write_failure(error, error.__traceback__, folder)
         _print(error)
         sys.excepthook = lambda *_: None  # Python then ends itself by SIGINT, as it does for a script
-        raise
+        ended = error
     except BaseException as error:  # noqa: BLE001  any exception of the script is reported and ends the process
         last.status = 1
-        _fail(error, folder)
+        write_failure(error, error.__traceback__, folder)
+        _print(error)
+        ended = SystemExit(1)
+    _end()
+    if ended is not None:  # an interrupt, or a process that the script forked
+        raise ended
 
 
 class ReportOrders(TypedDict, total=False):
@@ -140,10 +151,17 @@ def _run_module(module: str, argv: list[str], folder: str) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _fail(error: BaseException, folder: str) -> NoReturn:
-    write_failure(error, error.__traceback__, folder)
-    _print(error)
-    raise SystemExit(1)
+def _end() -> None:
+    """Join threads and run atexit functions, as Python does first when it ends; the last of them exits.
+
+    From 3.12 on Python lets no thread start once it ends by itself, and a run that finishes may need one: to connect
+    again, or to limit the time of a close.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+    except BaseException:  # noqa: BLE001  an interrupt of the wait: Python prints it and goes on, too
+        traceback.print_exc()
+    atexit._run_exitfuncs()
 
 
 def _print(error: BaseException) -> None:

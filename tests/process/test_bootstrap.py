@@ -56,6 +56,10 @@ SCRIPTS = {
         "if child == 0:\n    sys.exit(5)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 1)\n"
     ),
+    "leaves a pool at work": (
+        "import atexit, time\nfrom concurrent.futures import ThreadPoolExecutor\natexit.register(print, 'end')\n"
+        "ThreadPoolExecutor().submit(lambda: (time.sleep(0.2), print('late')))\n"
+    ),
     "works at its end": (
         "import atexit, sys\natexit.register(lambda: print(type(getattr(sys, 'last_value', None))))\n1/0\n"
     ),
@@ -69,6 +73,16 @@ def test_a_script_does_what_it_does_under_python(tmp_path: Path, name: str) -> N
     assert (ours.returncode, ours.stdout) == (pythons.returncode, pythons.stdout)
     if "file" not in SCRIPTS[name]:
         assert ours.stderr.replace(str(tmp_path) + "/", "") == pythons.stderr.replace(str(tmp_path) + "/", "")
+
+
+@pytest.mark.parametrize("ends", ["", "import sys; sys.exit(3)", "1/0", "raise KeyboardInterrupt"])
+def test_threads_can_be_started_when_the_script_has_ended(tmp_path: Path, ends: str) -> None:
+    """A run that finishes needs some, and Python 3.12 by itself refuses them then."""
+    (tmp_path / "train.py").write_text(
+        "import atexit, threading\n\ndef late():\n    thread = threading.Thread(target=print, args=('late',))\n"
+        f"    thread.start()\n    thread.join()\n\natexit.register(late)\n{ends}\n"
+    )
+    assert run(tmp_path, "train.py").stdout == "late\n"
 
 
 def test_a_module_does_what_it_does_under_python(tmp_path: Path) -> None:
