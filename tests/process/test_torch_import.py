@@ -41,10 +41,10 @@ def run(folder: Path, script: str, torch: str = TORCH, *, bare: bool = False) ->
 def test_the_collector_is_off_during_the_import_and_what_was_made_is_frozen(tmp_path: Path) -> None:
     script = (
         "import gc\nbefore = gc.get_freeze_count()\nimport torch\n"
-        "print(torch.during, gc.isenabled(), before, gc.get_freeze_count() > 10_000)\n"
+        "print(torch.during, gc.isenabled(), before < 1000, gc.get_freeze_count() > 10_000)\n"  # 3.12 itself has some
         "import torch.nn, torch._dynamo\nprint(torch.nn.during, torch._dynamo.during, gc.isenabled())\n"
     )
-    assert run(tmp_path, script) == "False True 0 True\nTrue False True"
+    assert run(tmp_path, script) == "False True True True\nTrue False True"
 
 
 @pytest.mark.parametrize("bare", [False, True], ids=["bootstrap", "python"])
@@ -79,8 +79,11 @@ def test_a_finder_of_the_script_comes_first_as_it_would(tmp_path: Path) -> None:
 
 
 def test_a_script_that_disabled_the_collector_keeps_it_off(tmp_path: Path) -> None:
-    script = "import gc\ngc.disable()\nimport torch\nprint(torch.during, gc.isenabled(), gc.get_freeze_count())\n"
-    assert run(tmp_path, script) == "False False 0"
+    script = (
+        "import gc\ngc.disable()\nbefore = gc.get_freeze_count()\nimport torch\n"
+        "print(torch.during, gc.isenabled(), gc.get_freeze_count() == before)\n"
+    )
+    assert run(tmp_path, script) == "False False True"
 
 
 def test_an_import_that_fails_leaves_the_collector_on(tmp_path: Path) -> None:
