@@ -81,7 +81,8 @@ def main(argv: list[str]) -> None:
             write_failure(end, end.__traceback__, folder)
             _remember(end)
         if end.code is not None and not isinstance(end.code, int):
-            print(end.code, file=sys.stderr or sys.__stderr__)
+            with contextlib.suppress(OSError, ValueError):  # closed, or the pipe has no reader
+                print(end.code, file=sys.stderr or sys.__stderr__)
             end.code = 1
         ended = end
     except KeyboardInterrupt as error:
