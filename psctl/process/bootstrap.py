@@ -160,8 +160,8 @@ def _end() -> None:
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]
-    except BaseException:  # noqa: BLE001  an interrupt of the wait: Python prints it and goes on, too
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001  an interrupt of the wait: Python prints it and goes on, too
+        traceback.print_exception(error.with_traceback(_beyond_bootstrap(error.__traceback__)))
     atexit._run_exitfuncs()
 
 

@@ -56,6 +56,10 @@ SCRIPTS = {
         "if child == 0:\n    sys.exit(5)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 1)\n"
     ),
+    "has a fork that ends with a text": (
+        "import os, sys, warnings\nwarnings.filterwarnings('ignore', 'This process')\nchild = os.fork()\n"
+        "if child == 0:\n    sys.exit('no data')\nprint(os.waitpid(child, 0)[1])\n"
+    ),
     "leaves a pool at work": (
         "import atexit, time\nfrom concurrent.futures import ThreadPoolExecutor\natexit.register(print, 'end')\n"
         "ThreadPoolExecutor().submit(lambda: (time.sleep(0.2), print('late')))\n"
@@ -73,6 +77,21 @@ def test_a_script_does_what_it_does_under_python(tmp_path: Path, name: str) -> N
     assert (ours.returncode, ours.stdout) == (pythons.returncode, pythons.stdout)
     if "file" not in SCRIPTS[name]:
         assert ours.stderr.replace(str(tmp_path) + "/", "") == pythons.stderr.replace(str(tmp_path) + "/", "")
+
+
+def test_an_interrupt_while_threads_end_is_printed_and_the_rest_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import atexit, os, signal, threading, time\natexit.register(print, 'end')\n\ndef late():\n"
+        "    time.sleep(0.3)\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0.3)\n\nthreading.Thread(target=late).start()\n"
+    )
+    ours, pythons = run(tmp_path, "train.py"), run(tmp_path, "train.py", bare=True)
+    assert (ours.returncode, ours.stdout) == (pythons.returncode, pythons.stdout) == (0, "end\n")
+    assert "KeyboardInterrupt" in ours.stderr and "bootstrap" not in ours.stderr
+
+
+def test_a_script_that_closed_its_errors_ends_with_its_status(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nsys.stderr.close()\nsys.exit('no data')\n")
+    assert run(tmp_path, "train.py").returncode == run(tmp_path, "train.py", bare=True).returncode == 1
 
 
 @pytest.mark.parametrize("ends", ["", "import sys; sys.exit(3)", "1/0", "raise KeyboardInterrupt"])
