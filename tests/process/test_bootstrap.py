@@ -82,7 +82,8 @@ def test_a_script_does_what_it_does_under_python(tmp_path: Path, name: str) -> N
 def test_an_interrupt_while_threads_end_is_printed_and_the_rest_still_runs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import atexit, os, signal, threading, time\natexit.register(print, 'end')\n\ndef late():\n"
-        "    time.sleep(0.3)\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0.3)\n\nthreading.Thread(target=late).start()\n"
+        "    time.sleep(0.3)\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0.3)\n\n"
+        "threading.Thread(target=late).start()\n"
     )
     ours, pythons = run(tmp_path, "train.py"), run(tmp_path, "train.py", bare=True)
     assert (ours.returncode, ours.stdout) == (pythons.returncode, pythons.stdout) == (0, "end\n")
