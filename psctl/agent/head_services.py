@@ -229,11 +229,11 @@ class HeadServices:
             return
         environment = spawn.environment_of(self._orders, {}, self._files, COORDINATOR, -1)
         environment.pop(ENVIRONMENT)
-        descriptor = self._store.descriptor
-        arguments = [str(descriptor), loopback_tcp.HOST, str(self._store.port)]
+        descriptors = self._store.descriptors
+        arguments = [str(descriptors[0]), loopback_tcp.HOST, str(self._store.port)]
         self.store_host = self._processes.start(
             [self._orders.python, "-m", "psctl.agent.torch_store_host", *arguments], environment,
-            self._orders.job_dir, 2, 2, [descriptor],
+            self._orders.job_dir, 2, 2, descriptors,
         )  # fmt: skip
 
     def renew_store(self) -> None:

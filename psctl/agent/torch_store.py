@@ -1,10 +1,10 @@
 """MASTER_PORT of a host: a loopback port for this user alone, and the path from it to torch's store on the head.
 
-The store listens on the head's loopback behind a packet filter that admits connections of the head's agent only
-(transport/loopback_tcp.py). The head's agent connects its own MASTER_PORT to it directly, and those of other hosts
-through tunnels, which end at a port of the head that admits the job's agents only. Each connection has a tunnel of its
-own, so one that is not read delays no other: bytes that its reader does not take stay in the tunnel's window. Each
-direction ends by itself; when both have, or anything breaks, both ends are closed.
+The store listens at the head's MASTER_PORT too, where the kernel leads connections of the head's agent to it, and all
+others to the agent (transport/loopback_tcp.py). The agent connects its own MASTER_PORT to it directly, and those of
+other hosts through tunnels, which end at a port of the head that admits the job's agents only. Each connection has a
+tunnel of its own, so one that is not read delays no other: bytes that its reader does not take stay in the tunnel's
+window. Each direction ends by itself; when both have, or anything breaks, both ends are closed.
 """
 
 from __future__ import annotations
@@ -267,7 +267,8 @@ class StoreSocket:
     """
 
     def __init__(self, order: JobOrder, credentials: Credentials, master_port: MasterPort) -> None:
-        front, self._socket = loopback_tcp.listen_twice(order.ports)
+        front = loopback_tcp.listen(order.ports)
+        self._socket = GuardedListener(front)
         self.port = self._socket.address.port
         self.tunnels: Address | None = None
         """The address that agents of other hosts dial; None: there are no other hosts."""
@@ -288,13 +289,13 @@ class StoreSocket:
         return self._socket.problem
 
     @property
-    def descriptor(self) -> int:
-        """The descriptor that the serving process inherits."""
-        return self._socket.fileno()
+    def descriptors(self) -> list[int]:
+        """The descriptors that the serving process inherits; it accepts on the first."""
+        return self._socket.descriptors
 
     def watch(self, wanted: Callable[[], None]) -> None:
         """Call `wanted`, once, on another thread, when a connection waits for a process to serve it."""
-        mine = os.dup(self.descriptor)  # so that poll keeps its descriptor when ours is closed
+        mine = os.dup(self._socket.fileno())  # so that poll keeps its descriptor when ours is closed
 
         def wait() -> None:
             waiting = select.poll()

@@ -2,9 +2,11 @@
 
 Any user of a host can connect to any listener on loopback. The kernel offers two means to separate users. Its table of
 connections has the user of both ends, so an accepting process can look up the owner of the other end. Where another
-program accepts and makes no check, a packet filter on its listening socket drops packets from all ports but those of
-this process's sockets. A port is bound before the filter admits it, and released after the filter no longer admits it,
-so no other process has it in between.
+program accepts and makes no check, two sockets listen at one port (SO_REUSEPORT), and a program in the kernel chooses
+which gets a connection: the unchecked one gets those from ports of this process's sockets, and the other one the rest.
+A port is bound before the program knows it, and released after the program has forgotten it, so no other process has it
+in between. The kernel lets any user attach such a program (Linux 4.6 and newer), but a packet filter on a TCP socket
+(SO_ATTACH_FILTER) only with CAP_NET_ADMIN in newer versions.
 """
 
 from __future__ import annotations
@@ -23,26 +25,23 @@ from psctl.errors import PortTaken
 from psctl.types import Address
 
 HOST = "127.0.0.1"
-GUARDED_HOST = "127.0.29.50"
-"""Address of guarded listeners: another loopback address, so that both listeners can have the same port."""
-
 BACKLOG = 1024
 """Connections that may wait to be accepted: all ranks of a large job at once."""
 MOST = 1000
-"""Connections that a guarded listener admits at once: their ports fit twice into net.core.optmem_max of any kernel."""
+"""Connections that a guarded listener admits at once: their ports fit into net.core.optmem_max of any kernel."""
 CONNECT = 30.0
 """Seconds for a connection to a guarded listener, whose backlog may be full temporarily."""
-PROOF = 20
-"""Milliseconds in which a connection on loopback is made if the kernel ignores filters."""
-ATTEMPTS = 100
-"""Ports to try until one is free at two addresses."""
+PROBES = 20
+"""Connections that show that the kernel chooses; without a program it leaves each to one of the two by chance."""
 LOOKS = 3
 """Times to read the table of connections: a read may miss a row while other connections change."""
 
-ATTACH_FILTER = 26  # SO_ATTACH_FILTER, not in the socket module
-LOAD_WORD, LOAD_HALF, JUMP, JUMP_EQUAL, RETURN = 0x20, 0x28, 0x05, 0x15, 0x06  # classic BPF
+ATTACH_CHOICE = 51  # SO_ATTACH_REUSEPORT_CBPF, not in the socket module
+FRONT, SECOND = 0, 1  # the listeners, by the order of their calls of listen
+LOAD_WORD, LOAD_HALF, LOAD_BYTE, JUMP, JUMP_EQUAL, RETURN = 0x20, 0x28, 0x30, 0x05, 0x15, 0x06  # classic BPF
 NET_HEADER = 0x100000000 - 0x100000  # SKF_NET_OFF: offsets from there on count from the IP header
-IP_SOURCE = 12
+IP_SOURCE, TCP_SOURCE = 12, 20
+NO_OPTIONS = 0x45  # first byte of an IP header of 20 bytes: options would move the port, and can look like one
 WHOLE = 0xFFFFFFFF
 TOGETHER = 200
 """Consecutive port checks that share one return instruction: a jump spans 255 instructions at most."""
@@ -126,73 +125,57 @@ def listen(ports: tuple[int, int] | None) -> socket.socket:
     Raises:
         PortTaken: no port of the range is free.
     """
-    return _listen(ports, [HOST])[0]
-
-
-def listen_twice(ports: tuple[int, int] | None) -> tuple[socket.socket, GuardedListener]:
-    """Listen on loopback, and with a guard on the same port of another loopback address.
-
-    Raises:
-        PortTaken: as `listen`.
-    """
-    front, back = _listen(ports, [HOST, GUARDED_HOST])
-    return front, GuardedListener(back)
-
-
-def _listen(ports: tuple[int, int] | None, hosts: list[str]) -> list[socket.socket]:
-    for port in range(ports[0], ports[1] + 1) if ports else [0] * ATTEMPTS:
+    for port in range(ports[0], ports[1] + 1) if ports else [0]:
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            return _listen_at(port, hosts)
+            if port:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((HOST, port))
+            # Set after the bind, which would else take a port of this user's other jobs; a GuardedListener needs it.
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            made.listen(BACKLOG)
         except OSError as error:
+            made.close()
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
+        else:
+            return made
     first, last = ports or (1024, 65535)
     raise PortTaken(
-        f"no free port on {' and '.join(hosts)} in {first}-{last}",
+        f"no free port on {HOST} in {first}-{last}",
         hint=f"see which processes use them with `ss -ltnp`, or widen network.ports ({first}-{last})",
         where=HOST,
     )
 
 
-def _listen_at(port: int, hosts: list[str]) -> list[socket.socket]:
-    """Listen on the same port of these addresses; 0: on a port that is free on the first address."""
-    made: list[socket.socket] = []
-    try:
-        for host in hosts:
-            made.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            if port:
-                made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made[-1].bind((host, port or made[0].getsockname()[1]))
-            if host == GUARDED_HOST:
-                _attach(made[-1], [])  # before any process can connect
-            made[-1].listen(BACKLOG)
-    except OSError:
-        for each in made:
-            each.close()
-        raise
-    return made
-
-
 class GuardedListener:
-    """A listening socket that only connections made by `connect` reach; any program may accept them.
+    """A second listening socket at a listener's port, which only connections made by `connect` reach.
+
+    Any program may accept them. All other connections reach the first socket, `front`.
 
     Args:
-        listening: on loopback, with a filter that admits no packet.
+        front: from `listen`; nothing accepts on it yet.
     """
 
-    def __init__(self, listening: socket.socket) -> None:
-        self._socket = listening
+    def __init__(self, front: socket.socket) -> None:
+        self._front = front.dup()  # while both are open, the kernel's choice is between two
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._lock = threading.Lock()
         self._ports: set[int] = set()
-        self.address = Address(*listening.getsockname())
+        self.address = Address(*front.getsockname())
         self.problem = self._find_problem()
         """Why this system cannot guard the socket, which is closed then; "" when it can."""
         if self.problem:
-            listening.close()
+            self.close()
 
     def fileno(self) -> int:
         """Return its descriptor, for the program that accepts."""
         return self._socket.fileno()
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What a process that accepts must inherit: this socket, and the one that takes all other connections."""
+        return [self._socket.fileno(), self._front.fileno()]
 
     def connect(self) -> socket.socket:
         """Connect to the listener; close the connection by `release`.
@@ -220,10 +203,10 @@ class GuardedListener:
         return made
 
     def release(self, made: socket.socket) -> None:
-        """Close a connection and remove its port from the filter.
+        """Close a connection and remove its port from the kernel's program.
 
         Raises:
-            OSError: the kernel refuses the new filter.
+            OSError: the kernel refuses the new program.
         """
         self._change(made.getsockname()[1], here=False)
         made.close()
@@ -232,6 +215,7 @@ class GuardedListener:
         """Close the socket; listening ends when no other process has it either."""
         with self._lock:
             self._socket.close()
+            self._front.close()
 
     def _change(self, port: int, *, here: bool) -> None:
         with self._lock:
@@ -239,29 +223,53 @@ class GuardedListener:
             if len(ports) > MOST:
                 raise OSError(errno.EMFILE, f"{MOST} connections are open already")
             if self._socket.fileno() >= 0:
-                _attach(self._socket, sorted(ports))
+                _choose(self._socket, sorted(ports))
+            elif here:  # the connection would reach the front, which may ask for the next one
+                raise OSError(errno.ECONNREFUSED, "the listener is closed")
             self._ports = ports
 
     def _find_problem(self) -> str:
-        """Return why the filter has no effect: connect while it admits no packet; "" when that fails."""
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)
-            probe.connect_ex((self.address.host, self.address.port))
-            poll = select.poll()
-            poll.register(probe, select.POLLOUT)
-            connected = poll.poll(PROOF)
-        return "this system's kernel ignores socket filters (SO_ATTACH_FILTER)" if connected else ""
+        """Listen beside the front; return why the kernel does not tell connections apart, "" when it does."""
+        try:
+            _choose(self._front, [])  # before the second can be reached
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            self._socket.bind((self.address.host, self.address.port))
+            self._socket.listen(BACKLOG)
+            for _ in range(PROBES):
+                if not self._front_gets_a_stranger():
+                    return "this system's kernel ignores the choice between two listeners (SO_ATTACH_REUSEPORT_CBPF)"
+        except OSError as error:
+            return f"this system's kernel refuses the choice between two listeners (SO_ATTACH_REUSEPORT_CBPF): {error}"
+        return ""
+
+    def _front_gets_a_stranger(self) -> bool:
+        """Connect as another process would; return whether that reaches the front, and close it there."""
+        waiting = select.poll()
+        for each in (self._front, self._socket):
+            waiting.register(each, select.POLLIN)
+        with socket.create_connection((self.address.host, self.address.port), CONNECT) as stranger:
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # leaves no TIME_WAIT
+            while True:
+                ready = [descriptor for descriptor, _ in waiting.poll(CONNECT * 1000)]
+                if ready != [self._front.fileno()]:
+                    return False
+                accepted, caller = self._front.accept()
+                with accepted:
+                    if caller == stranger.getsockname():
+                        stranger.close()
+                        return True
 
 
-def _attach(listening: socket.socket, ports: list[int]) -> None:
-    """Have the kernel drop packets that are not from one of these ports of HOST, by a program in classic BPF."""
+def _choose(listening: socket.socket, ports: list[int]) -> None:
+    """Have the kernel lead connections from these ports of HOST to the second listener, by a program in classic BPF."""
     source = int.from_bytes(socket.inet_aton(HOST), "big")
-    code = [(LOAD_WORD, 0, 0, NET_HEADER + IP_SOURCE), (JUMP_EQUAL, 1, 0, source), (RETURN, 0, 0, 0)]
-    code.append((LOAD_HALF, 0, 0, 0))  # the filter sees TCP's header first; it begins with the source port
+    code = [(LOAD_BYTE, 0, 0, NET_HEADER), (JUMP_EQUAL, 1, 0, NO_OPTIONS), (RETURN, 0, 0, FRONT)]
+    code += [(LOAD_WORD, 0, 0, NET_HEADER + IP_SOURCE), (JUMP_EQUAL, 1, 0, source), (RETURN, 0, 0, FRONT)]
+    code.append((LOAD_HALF, 0, 0, NET_HEADER + TCP_SOURCE))
     for first in range(0, len(ports), TOGETHER):
         some = ports[first : first + TOGETHER]
         code += [(JUMP_EQUAL, len(some) - index, 0, port) for index, port in enumerate(some)]
-        code += [(JUMP, 0, 0, 1), (RETURN, 0, 0, WHOLE)]
-    code.append((RETURN, 0, 0, 0))
+        code += [(JUMP, 0, 0, 1), (RETURN, 0, 0, SECOND)]
+    code.append((RETURN, 0, 0, FRONT))
     packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in code))
-    listening.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, struct.pack("@HP", len(code), ctypes.addressof(packed)))
+    listening.setsockopt(socket.SOL_SOCKET, ATTACH_CHOICE, struct.pack("@HP", len(code), ctypes.addressof(packed)))

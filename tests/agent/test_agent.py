@@ -26,7 +26,6 @@ from psctl.checkpoint.reader import verify
 from psctl.job import events
 from psctl.orders import AgentOrders, CheckpointOrder, ExportOrder
 from psctl.process.leader_file import read_leader
-from psctl.transport.loopback_tcp import GUARDED_HOST
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Address, Member
@@ -531,7 +530,6 @@ def test_another_user_reaches_no_store_and_starts_no_process(cluster: Callable[.
     head, other = ports["worker/0"], ports["worker/1"]
     reset = {"closed", "ConnectionResetError", "BrokenPipeError"}
     assert set(as_stranger(f"127.0.0.1:{head}", f"127.0.0.1:{other}")) <= reset
-    assert as_stranger(f"{GUARDED_HOST}:{head}") == ["TimeoutError"], "the kernel drops what a stranger sends"
     assert not [each for each in job.processes() if "psctl.agent.torch_store_host" in each.cmdline()]
     for host in (0, 1):
         log = (job.job_dir(host) / "agent.log").read_text()

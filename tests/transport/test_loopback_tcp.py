@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import re
 import resource
 import select
 import socket
@@ -14,10 +14,11 @@ import pytest
 
 from psctl.errors import PortTaken
 from psctl.transport import loopback_tcp
-from psctl.transport.loopback_tcp import GUARDED_HOST, HOST, GuardedListener
+from psctl.transport.loopback_tcp import HOST, GuardedListener
 from psctl.types import Address
 
 NOBODY = 65534
+LIMIT = 10.0
 NO_NETLINK = 31
 """A number of netlink that no kernel has: asking it fails as on a kernel without sock_diag."""
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
@@ -39,11 +40,14 @@ def front() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def guarded() -> Iterator[GuardedListener]:
-    front, back = loopback_tcp.listen_twice(None)
-    with front:
-        yield back
-    back.close()
+def pair() -> Iterator[tuple[socket.socket, GuardedListener]]:
+    """A listener, and the guarded one at its port."""
+    with loopback_tcp.listen(None) as front:
+        back = GuardedListener(front)
+        assert not back.problem
+        front.settimeout(LIMIT)
+        yield front, back
+        back.close()
 
 
 @pytest.fixture(params=["sock_diag", "/proc/net/tcp"])
@@ -60,13 +64,19 @@ def meet(front: socket.socket, caller: socket.socket, host: str = HOST) -> socke
     return front.accept()[0]
 
 
-def hears(guarded: GuardedListener, caller: socket.socket, milliseconds: float) -> bool:
-    """Tell whether a connection that `caller` asks for is made."""
-    caller.setblocking(False)
-    assert caller.connect_ex((guarded.address.host, guarded.address.port)) == errno.EINPROGRESS
+def reaches_front(pair: tuple[socket.socket, GuardedListener], caller: socket.socket) -> bool:
+    """Connect to the common port; return whether that reaches the front, which closes it."""
+    front, back = pair
+    caller.connect((back.address.host, back.address.port))
     looking = select.poll()
-    looking.register(caller, select.POLLOUT)
-    return bool(looking.poll(milliseconds))
+    for each in (front, back):
+        looking.register(each, select.POLLIN)
+    reached = [descriptor for descriptor, _ in looking.poll(LIMIT * 1000)] == [front.fileno()]
+    if reached:
+        accepted, peer = front.accept()
+        accepted.close()
+        assert peer == caller.getsockname()
+    return reached
 
 
 @pytest.mark.usefixtures("table")
@@ -130,46 +140,97 @@ def test_without_an_answer_of_the_kernel_no_owner_is_known(
         assert loopback_tcp.owner(accepted) is None
 
 
-def test_a_guarded_listener_accepts_connections_of_its_own_user_only(guarded: GuardedListener) -> None:
+def test_a_guarded_listener_accepts_connections_of_its_own_process_only(
+    pair: tuple[socket.socket, GuardedListener],
+) -> None:
+    guarded = pair[1]
     with socket.socket() as stranger:
-        assert not hears(guarded, stranger, 50)
+        assert reaches_front(pair, stranger)
     ours = guarded.connect()
-    listening = socket.socket(fileno=os.dup(guarded.fileno()))
-    with listening, listening.accept()[0] as accepted:
+    with socket.socket(fileno=os.dup(guarded.fileno())) as listening, listening.accept()[0] as accepted:
         assert accepted.getpeername() == ours.getsockname()
         ours.sendall(b"word")
         assert accepted.recv(4) == b"word"
-        with guarded.connect() as other:  # the filter of an accepted one stays as it was
+        with guarded.connect() as other, listening.accept()[0]:  # an accepted one stays where it is
             ours.sendall(b"more")
             assert accepted.recv(4) == b"more"
             guarded.release(other)
         with socket.socket() as stranger:
-            assert not hears(guarded, stranger, 50)
+            assert reaches_front(pair, stranger)
     guarded.release(ours)
 
 
-def test_a_recorded_port_is_ours_alone_and_is_forgotten_before_it_is_released(guarded: GuardedListener) -> None:
+def test_a_recorded_port_is_ours_alone_and_is_forgotten_before_it_is_released(
+    pair: tuple[socket.socket, GuardedListener],
+) -> None:
+    guarded = pair[1]
     ours = guarded.connect()
     port = ours.getsockname()[1]
+    with socket.socket(fileno=os.dup(guarded.fileno())) as listening:
+        listening.accept()[0].close()  # it waits for the end, so our port is free at once
     with socket.socket() as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with pytest.raises(OSError, match="Address already in use"):
             stranger.bind((HOST, port))
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.5", port))  # another address of loopback
-        assert not hears(guarded, stranger, 50)
-    with socket.socket(fileno=os.dup(guarded.fileno())) as listening:
-        listening.accept()[0].close()  # it waits for the end, so our port is free at once
+        assert reaches_front(pair, stranger)
     guarded.release(ours)
     with socket.socket() as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         stranger.bind((HOST, port))
-        assert not hears(guarded, stranger, 50)
+        assert reaches_front(pair, stranger)
+
+
+def test_ip_options_cannot_stand_for_a_recorded_port(pair: tuple[socket.socket, GuardedListener]) -> None:
+    guarded = pair[1]
+    ours = guarded.connect()
+    with socket.socket(fileno=os.dup(guarded.fileno())) as listening:
+        listening.accept()[0].close()
+    security = b"\x82\x0b"  # an option of 11 bytes that routers do not change
+    looks_like = ours.getsockname()[1].to_bytes(2, "big")
+    for options in (looks_like + security, b"\1\1\1\1", b"\1" * 40):
+        with socket.socket() as stranger:
+            try:
+                stranger.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, options)
+            except OSError:  # the kernel does not take these two bytes for an option
+                stranger.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, b"\1\1\1\0")
+            assert reaches_front(pair, stranger)
+    guarded.release(ours)
+
+
+@as_root
+def test_a_process_without_privileges_can_guard_a_listener() -> None:
+    """A packet filter on a TCP socket needs CAP_NET_ADMIN in newer kernels; the choice between listeners does not."""
+    os.seteuid(NOBODY)
+    try:
+        with loopback_tcp.listen(None) as front:
+            guarded = GuardedListener(front)
+            assert guarded.problem == ""
+            ours = guarded.connect()
+            with socket.socket(fileno=os.dup(guarded.fileno())) as listening, listening.accept()[0] as accepted:
+                assert accepted.getpeername() == ours.getsockname()
+            guarded.release(ours)
+            with socket.socket() as stranger:
+                assert reaches_front((front, guarded), stranger)
+            guarded.close()
+    finally:
+        os.seteuid(0)
+
+
+@as_root
+def test_another_user_cannot_listen_at_the_port(pair: tuple[socket.socket, GuardedListener]) -> None:
+    for host in (HOST, ""):
+        with of_another_user() as stranger:
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            with pytest.raises(OSError, match="Address already in use"):
+                stranger.bind((host, pair[1].address.port))
 
 
 def test_as_many_connections_as_are_distinguished_are_accepted(
-    guarded: GuardedListener, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[socket.socket, GuardedListener], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    guarded = pair[1]
     monkeypatch.setattr(loopback_tcp, "TOGETHER", 7)
     monkeypatch.setattr(loopback_tcp, "MOST", 20)
     ours = [guarded.connect() for _ in range(20)]
@@ -177,11 +238,22 @@ def test_as_many_connections_as_are_distinguished_are_accepted(
         guarded.connect()
     guarded.release(ours.pop())
     ours.append(guarded.connect())
+    with socket.socket(fileno=os.dup(guarded.fileno())) as listening:
+        listening.settimeout(LIMIT)
+        reached = []
+        for _ in range(21):  # with the one that was released
+            accepted, peer = listening.accept()
+            accepted.close()
+            reached.append(peer)
+    assert set(reached) >= {each.getsockname() for each in ours}
+    with socket.socket() as stranger:
+        assert reaches_front(pair, stranger)
     for each in ours:
         guarded.release(each)
 
 
-def test_the_longest_filter_is_taken_by_the_kernel(guarded: GuardedListener) -> None:
+def test_the_longest_program_is_taken_by_the_kernel(pair: tuple[socket.socket, GuardedListener]) -> None:
+    guarded = pair[1]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * loopback_tcp.MOST)), hard))
     try:
@@ -192,24 +264,49 @@ def test_the_longest_filter_is_taken_by_the_kernel(guarded: GuardedListener) -> 
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_kernel_that_ignores_filters_is_found_out_and_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loopback_tcp, "ATTACH_FILTER", socket.SO_KEEPALIVE)  # it takes a filter, which has no effect
-    front, back = loopback_tcp.listen_twice(None)
-    with front, socket.socket() as caller:
-        assert "ignores socket filters" in back.problem
-        with pytest.raises(OSError, match="ignores socket filters"):
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        (socket.SO_KEEPALIVE, "ignores the choice"),  # it takes a program, which has no effect
+        (1000, "refuses the choice .*Protocol not available"),
+    ],
+)
+def test_a_kernel_that_cannot_choose_is_found_out_and_the_front_listens_alone(
+    option: int, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loopback_tcp, "ATTACH_CHOICE", option)
+    with loopback_tcp.listen(None) as front, socket.socket() as caller:
+        back = GuardedListener(front)
+        assert re.search(problem, back.problem)
+        with pytest.raises(OSError, match=problem):
             back.connect()
-        assert caller.connect_ex((back.address.host, back.address.port)) == errno.ECONNREFUSED
+        with meet(front, caller) as accepted:
+            assert accepted.getpeername() == caller.getsockname()
 
 
-def test_a_port_must_be_free_at_both_addresses() -> None:
-    front, back = loopback_tcp.listen_twice(None)
-    port = front.getsockname()[1]
-    assert (front.getsockname(), back.address) == ((HOST, port), Address(GUARDED_HOST, port))
-    for held in (front, back):
-        with pytest.raises(PortTaken, match=f"no free port on .* in {port}-{port}"):
-            loopback_tcp.listen_twice((port, port))
-        held.close()
-    again, back = loopback_tcp.listen_twice((port, port))
-    again.close()
+def test_a_closed_listener_does_not_lead_connections_to_the_front(
+    pair: tuple[socket.socket, GuardedListener],
+) -> None:
+    front, back = pair
+    ours = back.connect()
     back.close()
+    with pytest.raises(OSError, match="the listener is closed"):
+        back.connect()
+    back.release(ours)
+    front.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        front.accept()
+
+
+def test_a_port_that_another_listener_has_is_not_shared(pair: tuple[socket.socket, GuardedListener]) -> None:
+    front, back = pair
+    port = back.address.port
+    assert back.address == Address(HOST, port)
+    with pytest.raises(PortTaken, match=f"no free port on {HOST} in {port}-{port}"):
+        loopback_tcp.listen((port, port))
+    front.close()
+    with pytest.raises(PortTaken):
+        loopback_tcp.listen((port, port))
+    back.close()
+    with loopback_tcp.listen((port, port)) as again:
+        assert again.getsockname() == (HOST, port)
