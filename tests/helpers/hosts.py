@@ -39,6 +39,8 @@ from typing import Any
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 PATH = "/run/psctl-test/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ORDINARY, ORDINARY_ID = "trainer", 20001
+"""A user without privileges, whom only test hosts know, with the numbers of the user and of its group."""
 PRIVATE = ("/root", "/tmp", "/run", "/var/tmp")
 START_LIMIT = 20.0  # seconds until all sshd must answer
 
@@ -179,6 +181,7 @@ class Hosts(_Ssh):
         second: rate of a second link of every host, eth1 on a network of their own; "": as fast as the machine.
         far: hosts that hang on another switch, a second rack.
         trunk: rate of the cable between the two switches.
+        ordinary: log in as a user without privileges, whose home is the host's /root.
     """
 
     def __init__(
@@ -190,12 +193,13 @@ class Hosts(_Ssh):
         second: str | None = None,
         far: Sequence[str] = (),
         trunk: str | None = None,
+        ordinary: bool = False,
     ) -> None:
         if reason := missing():
             raise RuntimeError(reason)
         chosen = [f"h{index}" for index in range(1, names + 1)] if isinstance(names, int) else list(names)
         self._rate, self._behind, self._second_rate = rate, dict(behind or {}), second
-        self._far, self._trunk = tuple(far), trunk
+        self._far, self._trunk, self._ordinary = tuple(far), trunk, ordinary
         self.folder = Path(tempfile.mkdtemp(prefix="psctl-hosts-"))
         self._net = _free_network()
         self._second = self._net.rsplit(".", 1)[0] + f".{int(self._net.rsplit('.', 1)[1]) + 1}"
@@ -216,7 +220,8 @@ class Hosts(_Ssh):
             inner = name in self._behind or name in self._behind.values() or self._second_rate is not None
             outer = name not in self._behind
             addresses = [f"{self._net}.{index}"] * outer + [f"{self._second}.{index}"] * inner
-            hosts[name] = Host(name, addresses[0], addresses, behind=self._behind.get(name, ""))
+            user = ORDINARY if self._ordinary else "root"
+            hosts[name] = Host(name, addresses[0], addresses, user=user, behind=self._behind.get(name, ""))
         return hosts
 
     def _up(self) -> None:
@@ -228,6 +233,7 @@ class Hosts(_Ssh):
             "login": public,
             "sshd": SSHD,
             "trunk": self._trunk,
+            "ordinary": self._ordinary,
             "python": sys.executable,
             "through": [path for path in through if any(path.startswith(top + "/") for top in PRIVATE)],
             "hosts": [
@@ -299,8 +305,13 @@ class Hosts(_Ssh):
         return done
 
     def command(self, name: str) -> list[str]:
-        """Return the words that, put before a command, run it on a host."""
+        """Return the words that, put before a command, run it on a host, as root."""
         return ["nsenter", "-t", str(self.hosts[name].init), "-m", "-u", "-i", "-n", "-p", "--"]
+
+    def ordinary_command(self, name: str) -> list[str]:
+        """Return the words that, put before a command, run it on a host as its user without privileges."""
+        user = str(ORDINARY_ID)
+        return [*self.command(name), "setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"]
 
     def outer_pid(self, name: str, pid: int) -> int:
         """Return the number outside the host of a process that has the number `pid` there."""
@@ -676,7 +687,7 @@ for path in $THROUGH; do
   done
 done
 mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /dev/shm
-mount --bind "$DIR/hosts" /etc/hosts
+mount --bind "$DIR/hosts" /etc/hosts; mount --bind "$DIR/passwd" /etc/passwd
 mount --rbind "$DIR/root" /root; mount --rbind "$DIR/var/tmp" /var/tmp; mount --rbind "$DIR/run" /run
 echo 0 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore
 umount -l /proc; mount -t proc proc /proc
@@ -734,6 +745,13 @@ def _begin(host: dict[str, Any], plan: dict[str, Any], folder: Path) -> subproce
     (own / "root").chmod(0o700)
     (own / "root/.ssh").chmod(0o700)
     (own / "root/.ssh/authorized_keys").write_text(plan["login"] + "\n")
+    users = Path("/etc/passwd").read_text()
+    if plan["ordinary"]:
+        users += f"{ORDINARY}:x:{ORDINARY_ID}:{ORDINARY_ID}::/root:/bin/sh\n"
+        for path in (own / "root", *(own / "root").rglob("*")):
+            os.chown(path, ORDINARY_ID, ORDINARY_ID)
+        (own / "root").chmod(0o711)
+    (own / "passwd").write_text(users)
     (own / "key").write_text(make_key(inner / "host_key"))
     names = "".join(f"{other['addresses'][0]} {other['name']}\n" for other in plan["hosts"])
     (own / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n" + names)
