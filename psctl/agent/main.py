@@ -1,6 +1,8 @@
 """The agent: one process per job and host, which starts, monitors and ends the job's processes on its host.
 
-    python -m psctl.agent.main ORDERS      (a file that it removes at once)
+    python -m psctl.agent.main ORDERS [MARK]
+
+ORDERS is a file that it removes at once; by MARK, which it ignores, others find the process.
 
 The started process is the supervisor (supervisor.py); the agent is its child. Threads read the sources of events (the
 coordinator's connection, the control socket, process output, the store, the supervisor's pipe) and put events into one

@@ -97,11 +97,15 @@ def until(what: Callable[[], Any], seconds: float = 30, every: float = 0.02, nam
 
 
 def processes(home: Path, role: str) -> list[int]:
-    """Return the process ids of a role's processes under a HOME, oldest first."""
+    """Return the process ids of a role's processes under a HOME, oldest first.
+
+    Only root may read the environment of a process that hides its memory, as servers do; their command line has a mark.
+    """
     found = []
-    for process in psutil.process_iter(["environ", "pid", "create_time"]):
-        environment = process.info["environ"] or {}
-        if environment.get("HOME") == str(home) and environment.get("PSCTL_ROLE") == role:
+    for process in psutil.process_iter(["environ", "cmdline", "pid", "create_time"]):
+        environment, line = process.info["environ"] or {}, " ".join(process.info["cmdline"] or [])
+        named = environment.get("HOME") == str(home) and environment.get("PSCTL_ROLE") == role
+        if named or (f"psctl.{role}.main" in line and f"PSCTL_ORDERS={home}/" in line):
             found.append((process.info["create_time"], process.info["pid"]))
     return [pid for _, pid in sorted(found)]
 

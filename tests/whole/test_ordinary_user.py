@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.hosts import ORDINARY_ID, PATH
-from tests.helpers.running import ROOT, STEADY, Psctl, assert_clean, set_args
+from tests.helpers.running import ROOT, STEADY, Psctl, assert_clean, next_event, set_args
 
 pytestmark = pytest.mark.whole
 
@@ -42,6 +42,22 @@ def test_jobs_of_a_user_without_privileges_run_on_hosts(make_hosts: Callable[...
     )  # fmt: skip
     assert again.code == 0, again
     assert again.of("restored")[0]["step"] == 20
+
+    forever = ["train", str(STEADY), "--servers", "1", "-d", "-o", "json", *set_args("--epochs", "500")]
+    job = psctl.run(*forever).document["job"]
+    with psctl.start("attach", job, "-o", "jsonl") as follower:
+        next_event(follower, "progress")
+        follower.kill()
+    worker, server = (
+        psctl.run("ssh", job, "-r", role, "--", "sh", "-c", "echo $RANK.") for role in ("worker:1", "server:0")
+    )
+    assert worker.out == "1.\n", worker
+    assert server.out == ".\n", server
+    assert "the process hides its environment: this is its folder" in server.err
+    stopped = psctl.run("stop", job, "--force", "-o", "json")
+    assert (stopped.code, stopped.document["state"], stopped.document["left"]) == (0, "stopped", [])
+    log = psctl.run("attach", job, "-o", "jsonl")
+    assert not [event for event in log.of("finished") if event["status"] != "stopped"], "no killed process wrote of it"
     for name in hosts:
         foreign = [path for path in hosts.path(name, "/root/.psctl").rglob("*") if path.lstat().st_uid != ORDINARY_ID]
         assert not foreign

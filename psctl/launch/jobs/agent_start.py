@@ -60,14 +60,16 @@ def start_agent(shell: Shell, host: HostRecord, orders: str, variables: Mapping[
         orders: the path of its orders.
         variables: of the cluster's runtime.
     """
+    mark = f"{host.job_dir}/agent"  # names it as a process of this job from its start
     return shell.start(
-        [host.python, "-m", "psctl.agent.main", orders],
+        # The environment of a process that hides its memory can be read by root only, its command line by all.
+        [host.python, "-m", "psctl.agent.main", orders, f"PSCTL_ORDERS={mark}"],
         log=f"{host.job_dir}/agent.log",
         cwd=host.job_dir,
         env={
             **variables,
             "PYTHONPATH": host.code,
             "PYTHONUNBUFFERED": "1",
-            "PSCTL_ORDERS": f"{host.job_dir}/agent",  # marks it as a process of this job from its start
+            "PSCTL_ORDERS": mark,
         },
     )

@@ -2,8 +2,9 @@
 
     python rank_shell.py JOB PID FOLDER [COMMAND ...]
 
-Where the process runs no more, the folder is FOLDER, the one in which the job's workers ran, and the environment is
-that of the login. It stands in for a login shell, so it prints nothing but that notice.
+Where the process runs no more, or hides its memory as servers do (then only root can read its environment), the folder
+is FOLDER, the one in which the job's workers ran, and the environment is that of the login. It stands in for a login
+shell, so it prints nothing but that notice.
 """
 
 import os
@@ -29,6 +30,16 @@ def environment_of(pid: str, job: str) -> "dict[str, str] | None":
     return found
 
 
+def hides(pid: str, job: str) -> bool:
+    """Return whether a process is one of the job's: its command line, which all may read, has the job's folder."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            items = file.read().split(b"\0")
+    except OSError:
+        return False
+    return any(item.startswith(f"{PRIVATE}=".encode()) and f"/{job}/".encode() in item for item in items)
+
+
 def run(words: "list[str]", environment: "dict[str, str]") -> int:
     """Run a command; return its exit status, 128 + n when signal n ended it: ssh has no status for that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
@@ -49,7 +60,8 @@ def main(job: str, pid: str, begun: str, *command: str) -> None:
     """Replace this process by the shell or the command."""
     environment, folder = environment_of(pid, job), os.path.expanduser(begun)
     if environment is None:
-        print("the process does not run: this is its folder, with the environment of a login", file=sys.stderr)
+        why = "the process hides its environment" if hides(pid, job) else "the process does not run"
+        print(f"{why}: this is its folder, with the environment of a login", file=sys.stderr)
         environment = dict(os.environ)
     else:
         folder = os.readlink(f"/proc/{pid}/cwd")
