@@ -30,9 +30,30 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
 
 
-def hide_memory() -> None:
-    """Keep this process's memory, which has keys, out of core files and unreadable for the user's other processes."""
-    _prctl(_PR_SET_DUMPABLE, 0)
+def hide_memory(mounts: str = "/proc/self/mounts") -> None:
+    """Keep this process's memory, which has keys, out of core files and unreadable for the user's other processes.
+
+    Where /proc shows a user only the processes that it may trace, a process that hides its memory is invisible for its
+    own user too, and psctl would take it for ended: there it keeps its memory out of core files only.
+
+    Args:
+        mounts: the file with this process's mounts.
+    """
+    if _shows_traceable_only(mounts):
+        leave_no_core()
+    else:
+        _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def _shows_traceable_only(mounts: str) -> bool:
+    """Return whether /proc is mounted with hidepid."""
+    found = ""
+    with open(mounts, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            _, point, kind, options, *_ = line.split()
+            if (point, kind) == ("/proc", "proc"):
+                found = next((each for each in options.split(",") if each.startswith("hidepid=")), "")
+    return found not in ("", "hidepid=0", "hidepid=off")
 
 
 def leave_no_core() -> None:

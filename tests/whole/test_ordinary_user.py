@@ -64,8 +64,11 @@ def test_jobs_of_a_user_without_privileges_run_on_hosts(make_hosts: Callable[...
     assert_clean(hosts)
 
 
-def test_a_user_without_privileges_trains_on_the_machine_itself(make_hosts: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("hidepid", ["off", "invisible"])
+def test_a_user_without_privileges_trains_on_the_machine_itself(make_hosts: Callable[..., Any], hidepid: str) -> None:
+    """With hidepid, as on shared machines, /proc shows a user no process that hides its memory, not even its own."""
     hosts = make_hosts(1, ordinary=True)
+    hosts.exec("h1", ["mount", "-o", f"remount,hidepid={hidepid}", "/proc"])
     words = ["env", "-i", "-C", "/root", f"PATH={PATH}", "HOME=/root", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
     done = subprocess.run(
         [*hosts.ordinary_command("h1"), *words, hosts.python, "-m", "psctl", "train", str(DDP), "--workers", "2",
