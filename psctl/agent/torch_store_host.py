@@ -22,9 +22,13 @@ def main(descriptor: int, host: str, port: int) -> None:
     torch_import.arm()
     from torch.distributed import TCPStore  # type: ignore[attr-defined, unused-ignore]
 
-    store = TCPStore(
-        host, port, None, True, timedelta(seconds=300), wait_for_workers=False, master_listen_fd=descriptor
-    )
+    limit = timedelta(seconds=300)
+    try:
+        store = TCPStore(host, port, None, True, limit, wait_for_workers=False, master_listen_fd=descriptor)
+    except NotImplementedError:  # torch 2.4 takes a socket with its older backend only
+        store = TCPStore(
+            host, port, None, True, limit, wait_for_workers=False, master_listen_fd=descriptor, use_libuv=False
+        )
     assert store.port == port, "the store serves the socket that it was given"
     while True:
         signal.pause()
