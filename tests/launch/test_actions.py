@@ -14,7 +14,7 @@ from psctl.topology.facts import HostFacts
 from psctl.topology.readers.probe import parse_probe
 
 FULL = {
-    "msgspec": "0.19.0", "cryptography": "47.0", "psutil": "6.0", "numpy": "2.1",
+    "msgspec": "0.21.0", "cryptography": "47.0", "psutil": "6.0", "numpy": "2.1",
     "torch": "2.5.1+cu124", "pip": "24.0", "ensurepip": None,
 }  # fmt: skip
 WANTS = HostNeeds(code="c0de", code_size=1000, managed=False, torch="2.5.1")
@@ -58,7 +58,7 @@ def test_what_an_existing_python_lacks_goes_into_an_environment_that_sees_it() -
     lacking = site(modules={**FULL, "msgspec": None, "psutil": "5.0"}, codes={"c0de": True})
     make, install, ready = printed(lacking)
     assert make.endswith("with /usr/bin/python3 that sees the packages already there")
-    assert install.startswith("install msgspec>=0.19 psutil>=5.9 into envs/")
+    assert install.startswith("install msgspec>=0.21 psutil>=5.9 into envs/")
     assert ready == "write ready.json"
 
 
@@ -167,7 +167,7 @@ def test_missing_counts_versions_that_are_too_old() -> None:
 def test_torch_none_installs_no_torch(managed: bool) -> None:
     wants = msgspec.structs.replace(WANTS, torch=None, managed=managed)
     bare = site(modules={"pip": "24.0", "ensurepip": "24.0"})
-    assert "install msgspec>=0.19 cryptography>=47 psutil>=5.9 numpy>=1.26 into" in " ".join(printed(bare, wants))
+    assert "install msgspec>=0.21 cryptography>=47 psutil>=5.9 numpy>=1.26 into" in " ".join(printed(bare, wants))
     assert missing(site(modules={**FULL, "torch": None}), wants) == []
 
 

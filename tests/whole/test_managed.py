@@ -15,7 +15,7 @@ from tests.helpers.running import Psctl, until
 
 pytestmark = pytest.mark.whole
 
-NEEDED = ("msgspec>=0.19", "cryptography>=47", "psutil>=5.9", "numpy>=1.26")
+NEEDED = ("msgspec>=0.21", "cryptography>=47", "psutil>=5.9", "numpy>=1.26")
 BASE = str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
 TORCHRUN = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",

@@ -22,7 +22,7 @@ OLDEST = (3, 11)
 """The oldest Python that psctl runs on."""
 
 NEEDED = {
-    "msgspec": "0.19", "cryptography": "47", "psutil": "5.9", "numpy": "1.26", "torch": "2.4",
+    "msgspec": "0.21", "cryptography": "47", "psutil": "5.9", "numpy": "1.26", "torch": "2.4",
 }  # fmt: skip
 """Modules that psctl needs on a host, with the oldest supported version of each."""
 
