@@ -25,7 +25,7 @@ def main(descriptor: int, host: str, port: int) -> None:
     limit = timedelta(seconds=300)
     try:
         store = TCPStore(host, port, None, True, limit, wait_for_workers=False, master_listen_fd=descriptor)
-    except NotImplementedError:  # torch 2.4 takes a socket with its older backend only
+    except NotImplementedError:  # torch 2.6 and older take a socket with their older backend only
         store = TCPStore(
             host, port, None, True, limit, wait_for_workers=False, master_listen_fd=descriptor, use_libuv=False
         )

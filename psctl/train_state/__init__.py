@@ -7,6 +7,7 @@ random_generators: python's, numpy's and torch's generators: seeded within steps
 rank_state: a rank's own state as bytes, for a worker that replaces a lost one
 example_sharing: the position in the data, and the ranks that share the examples of each clock
 dcp_export: a checkpoint in the format of torch.distributed.checkpoint
+dcp_calls: torch.distributed.checkpoint in one process alone, in each version of torch
 start_values: `psctl.load_start_values()`: start values from the files of other libraries
 common_step: the agreement of all workers on one step to save or stop at
 """

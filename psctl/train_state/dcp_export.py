@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from psctl.checkpoint.disk import Disk
 from psctl.checkpoint.manifest import Manifest, whole_tensors
 from psctl.checkpoint.reader import read_slice, read_state
 from psctl.checkpoint.writer import partial_path, remove_abandoned_for
 from psctl.errors import UsageError
+from psctl.train_state.dcp_calls import save_alone
 from psctl.train_state.state_trees import unpack
 from psctl.train_state.training_parts import states_by_name
 from psctl.types import State, TensorSlice
@@ -57,8 +56,7 @@ def export_dcp(folder: Path, manifest: Manifest, out: Path) -> int:
     partial, disk = partial_path(out), Disk()
     disk.remove(partial)
     try:
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # it warns of a single process
-            save({MODEL: model, OPTIMIZER: optimizer, "step": manifest.step}, checkpoint_id=partial, no_dist=True)
+        save_alone({MODEL: model, OPTIMIZER: optimizer, "step": manifest.step}, partial)
         disk.rename(partial, out)
     except BaseException:
         disk.remove(partial)

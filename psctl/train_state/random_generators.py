@@ -62,7 +62,10 @@ def _seed_torch(seed: int) -> None:
 def has_devices() -> bool:
     """Whether torch has generators for devices of this machine; none is initialized for the answer."""
     if hasattr(torch, "accelerator"):  # torch before 2.6 lacks it
-        kind = torch.accelerator.current_accelerator()
+        try:
+            kind = torch.accelerator.current_accelerator()
+        except RuntimeError:  # torch 2.6, where there is none
+            return False
         if kind is None or kind.type != "cuda":
             return kind is not None
     return bool(torch.cuda.device_count())

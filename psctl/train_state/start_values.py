@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,9 +17,9 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from psctl.errors import UsageError
+from psctl.train_state.dcp_calls import load_alone
 from psctl.types import State
 
 INDEX = "model.safetensors.index.json"
@@ -195,8 +194,7 @@ class DcpFolder:
             else:
                 wanted[name] = io.BytesIO()
         if wanted:
-            with warnings.catch_warnings(action="ignore", category=UserWarning):  # it warns of a single process
-                load(wanted, storage_reader=FileSystemReader(self._place), no_dist=True)
+            load_alone(wanted, self._place)
         return wanted
 
 

@@ -19,6 +19,7 @@ from psctl.checkpoint.manifest import Manifest
 from psctl.checkpoint.reader import open_checkpoint
 from psctl.checkpoint.writer import CheckpointWriter
 from psctl.errors import UsageError
+from psctl.train_state import dcp_calls
 from psctl.train_state.dcp_export import export_dcp
 from psctl.train_state.training_parts import TrainingParts
 from psctl.types import TensorSlice
@@ -106,8 +107,18 @@ def saved(tmp_path: Path) -> Callable[[Parts], tuple[Path, Manifest]]:
     return write
 
 
-@pytest.fixture
-def exported(saved: Callable[[Parts], tuple[Path, Manifest]], tmp_path: Path) -> tuple[Parts, Path]:
+def _older(state: dict[str, Any], *, checkpoint_id: Any = None, storage_reader: Any = None) -> None:
+    raise AssertionError("functions of older versions of torch do not take no_dist and wait for other processes")
+
+
+@pytest.fixture(params=["torch", "torch 2.6"])
+def exported(
+    request: pytest.FixtureRequest, saved: Callable[[Parts], tuple[Path, Manifest]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[Parts, Path]:  # fmt: skip
+    if request.param == "torch 2.6":
+        monkeypatch.setattr(dcp_calls, "save", _older)
+        monkeypatch.setattr(dcp_calls, "load", _older)
     trained = train(built(1), range(5))
     folder, manifest = saved(trained)
     out = tmp_path / "dcp"

@@ -72,6 +72,18 @@ def test_generators_of_devices_are_seeded_where_there_are_some(
     assert found == torch.rand(())
 
 
+def test_torch_2_6_raises_where_there_is_no_device(monkeypatch) -> None:
+    def none() -> torch.device:
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", none)
+    has_devices.cache_clear()
+    try:
+        assert not has_devices()
+    finally:
+        has_devices.cache_clear()
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
