@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from psctl import load_start_values
@@ -132,7 +131,7 @@ def test_torch_loads_what_was_exported_and_trains_on_as_the_job_would(exported: 
     parts = built(2)
     model, optimizer = get_state_dict(*parts)
     state = {"model": model, "optimizer": optimizer, "step": 0}
-    dcp.load(state, checkpoint_id=out, no_dist=True)
+    dcp_calls.load_alone(state, out)
     set_state_dict(*parts, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     assert state["step"] == 7
     assert same(parts, trained)
@@ -156,7 +155,7 @@ def test_what_torch_saved_is_loaded_and_trains_on_as_it_would(
     trained = train(built(1), range(5))
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     state = dict(zip(("model", "optim"), get_state_dict(*trained, options=options), strict=True))
-    dcp.save(wrap(state), checkpoint_id=tmp_path / "saved", no_dist=True)
+    dcp_calls.save_alone(wrap(state), tmp_path / "saved")
     parts = built(2)
     assert load_start_values(tmp_path / "saved", *parts) == []
     assert same(parts, trained)
@@ -177,7 +176,7 @@ def test_nothing_is_changed_where_a_folder_does_not_fit(exported: tuple[Parts, P
     with pytest.raises(UsageError, match=r"norm\.weight has shape \(6,\) in .*, and \(7,\) in this model"):
         load_start_values(out, *wide)
     assert all(torch.equal(one, bits(wide)[name]) for name, one in before.items() if isinstance(one, torch.Tensor))
-    dcp.save({"model": built(1)[0].state_dict()}, checkpoint_id=tmp_path / "no optimizer", no_dist=True)
+    dcp_calls.save_alone({"model": built(1)[0].state_dict()}, tmp_path / "no optimizer")
     with pytest.raises(UsageError, match="no state of this model's optimizer"):
         load_start_values(tmp_path / "no optimizer", *built(2))
     with pytest.raises(UsageError, match="exists already"):
