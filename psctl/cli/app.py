@@ -187,10 +187,27 @@ def _run(arguments: list[str]) -> int:
         return _usage(cast(ClickFailure, error), output, debug)
     except BrokenPipeError:
         raise
+    except OSError as error:
+        return _report(_of_system(error), output, debug)
     except Exception as error:  # noqa: BLE001 - the last resort: a defect of psctl is reported in one line, as any error
-        defect = PsctlError(f"psctl has a defect: {type(error).__name__}: {error}", hint="--debug shows where it is")
-        defect.__cause__ = error
-        return _report(defect, output, debug)
+        return _report(_defect(error), output, debug)
+
+
+def _defect(error: Exception) -> PsctlError:
+    defect = PsctlError(f"psctl has a defect: {type(error).__name__}: {error}", hint="--debug shows where it is")
+    defect.__cause__ = error
+    return defect
+
+
+def _of_system(error: OSError) -> PsctlError:
+    from psctl.cli.shared.system_errors import of_system
+    from psctl.launch.home import folder_of
+
+    found = of_system(error, folder_of(os.environ))
+    if found is None:
+        return _defect(error)
+    found.__cause__ = error
+    return found
 
 
 def _interrupted(code: int, output: str) -> int:

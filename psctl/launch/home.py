@@ -173,6 +173,11 @@ def split_job(reference: str) -> tuple[str, int] | None:
     return (match["name"], int(match["number"])) if match else None
 
 
+def folder_of(environment: Mapping[str, str]) -> Path:
+    """Return the folder that PSCTL_HOME names, else ~/.psctl."""
+    return Path(environment.get("PSCTL_HOME") or "~/.psctl").expanduser().absolute()
+
+
 class Home:
     """The folder of psctl's state on this machine.
 
@@ -190,7 +195,7 @@ class Home:
         Raises:
             UsageError: another user may write there.
         """
-        root = Path(environment.get("PSCTL_HOME") or "~/.psctl").expanduser().absolute()
+        root = folder_of(environment)
         found = open_to_others(str(root), FOLDERS)
         if found is not None:
             raise errors.UsageError(

@@ -12,5 +12,6 @@ page_jobs: the event logs of jobs, read for a page
 outputs: what a job's script wrote, at the end of the job
 parameters: arguments and options that several commands have
 signals: SIGTERM as an exception
+system_errors: errors of the user's own machine, with a cure
 topics: the topics of `psctl explain` and of the reference
 """
