@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,27 @@ def test_an_error_of_the_system_has_a_cure(
 @pytest.mark.parametrize(("number", "path"), [(errno.EPERM, None), (errno.EINVAL, "/home/ann"), (errno.EIO, "/x")])
 def test_others_are_defects(number: int, path: str | None) -> None:
     assert found(number, path) is None
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_defect(tmp_path: Path, closed: str) -> None:
+    environment = {**os.environ, "PSCTL_HOME": str(tmp_path / "home")}
+    command = f'"{sys.executable}" -m psctl status {closed}'
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done
+    assert ("no jobs" in done.stdout) == (">&-" not in closed.replace("2>&-", "")), done
+
+
+@pytest.mark.whole
+def test_a_current_folder_that_was_removed_is_said(tmp_path: Path) -> None:
+    environment = {**os.environ, "PSCTL_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
+    command = f'mkdir gone; cd gone; rmdir ../gone; "{sys.executable}" -m psctl status'
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "the current folder does not exist any more" in done.stderr
 
 
 @pytest.mark.whole

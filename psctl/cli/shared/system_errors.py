@@ -23,6 +23,8 @@ def of_system(error: OSError, home: Path) -> PsctlError | None:
     path, problem = str(error.filename or ""), error.strerror or str(error)
     in_home = Path(path).is_relative_to(home) or home.is_relative_to(path) if path else False
     elsewhere = ", or set PSCTL_HOME to another folder" if in_home else ""
+    if error.errno == errno.ENOENT and not path:  # os.getcwd
+        return UsageError("the current folder does not exist any more", hint="cd to another one")
     if error.errno in _DENIED and path:
         hint = f"check its owner and permissions (you are {_user()}){elsewhere}"
         return UsageError(f"{path}: {problem[:1].lower()}{problem[1:]}", hint=hint, where=path)
