@@ -43,7 +43,9 @@ def test_an_error_of_the_system_has_a_cure(
     assert ("PSCTL_HOME" in error.hint) == (path is not None and path.startswith("/home/ann"))
 
 
-@pytest.mark.parametrize(("number", "path"), [(errno.EPERM, None), (errno.EINVAL, "/home/ann"), (errno.EIO, "/x")])
+@pytest.mark.parametrize(
+    ("number", "path"), [(errno.EPERM, None), (errno.ENOENT, None), (errno.EINVAL, "/home/ann"), (errno.EIO, "/x")]
+)
 def test_others_are_defects(number: int, path: str | None) -> None:
     assert found(number, path) is None
 

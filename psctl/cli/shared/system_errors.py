@@ -23,7 +23,7 @@ def of_system(error: OSError, home: Path) -> PsctlError | None:
     path, problem = str(error.filename or ""), error.strerror or str(error)
     in_home = Path(path).is_relative_to(home) or home.is_relative_to(path) if path else False
     elsewhere = ", or set PSCTL_HOME to another folder" if in_home else ""
-    if error.errno == errno.ENOENT and not path:  # os.getcwd
+    if error.errno == errno.ENOENT and not _has_current_folder():
         return UsageError("the current folder does not exist any more", hint="cd to another one")
     if error.errno in _DENIED and path:
         hint = f"check its owner and permissions (you are {_user()}){elsewhere}"
@@ -36,6 +36,14 @@ def of_system(error: OSError, home: Path) -> PsctlError | None:
     if error.errno in _TOO_MANY:
         return UsageError(f"psctl needs more descriptors: {problem}", hint="raise the limit: ulimit -n 4096")
     return None
+
+
+def _has_current_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _user() -> str:
