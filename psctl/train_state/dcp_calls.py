@@ -17,21 +17,23 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 def save_alone(state: dict[str, Any], folder: Path) -> None:
     """Write tensors and other values into a new folder."""
-    with warnings.catch_warnings(action="ignore"):  # it warns of a single process, and of deprecated functions
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # it warns of a single process
         if "no_dist" in inspect.signature(save).parameters:
             save(state, checkpoint_id=folder, no_dist=True)
             return
         from torch.distributed.checkpoint.state_dict_saver import save_state_dict
 
+        warnings.simplefilter("ignore", FutureWarning)  # the function is deprecated
         save_state_dict(state, FileSystemWriter(folder), no_dist=True)
 
 
 def load_alone(wanted: dict[str, Any], folder: Path) -> None:
     """Read into the tensors of `wanted`, and replace its other values, by name."""
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         if "no_dist" in inspect.signature(load).parameters:
             load(wanted, storage_reader=FileSystemReader(folder), no_dist=True)
             return
         from torch.distributed.checkpoint.state_dict_loader import load_state_dict
 
+        warnings.simplefilter("ignore", FutureWarning)
         load_state_dict(wanted, FileSystemReader(folder), no_dist=True)

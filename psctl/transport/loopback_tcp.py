@@ -229,7 +229,7 @@ class GuardedListener:
             self._ports = ports
 
     def _find_problem(self) -> str:
-        """Listen beside the front; return why the kernel does not tell connections apart, "" when it does."""
+        """Listen at the port too; return why the kernel does not tell connections apart, "" when it does."""
         try:
             _choose(self._front, [])  # before the second can be reached
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from psctl.transport.peer_connection import PeerConnection
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Member
-from tests.helpers.running import until
+from tests.helpers.running import ROOT, until
 
 LIMIT = 10.0
 BULK = os.urandom(24 << 20)
@@ -188,6 +190,37 @@ def _is_free(store: GuardedListener) -> bool:
             raise
         return False
     return True
+
+
+OLDER = """
+import os, sys, threading
+from datetime import timedelta
+import torch.distributed
+newer = torch.distributed.TCPStore
+def older(*given, **named):
+    if named.get("use_libuv", True):
+        raise NotImplementedError("does not support initialization with an listen fd")
+    return newer(*given, **named)
+torch.distributed.TCPStore = older
+from psctl.agent import torch_store_host
+descriptor, port = int(sys.argv[1]), int(sys.argv[2])
+def use():
+    store = newer("127.0.0.1", port, None, False, timedelta(seconds=60))
+    store.set("name", "value")
+    print(store.get("name").decode(), flush=True)
+    os._exit(0)
+threading.Thread(target=use).start()
+torch_store_host.main(descriptor, "127.0.0.1", port)
+"""
+
+
+def test_torch_whose_newer_store_takes_no_socket_serves_with_the_older_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        words = [sys.executable, "-c", OLDER, str(listening.fileno()), str(listening.getsockname()[1])]
+        done = subprocess.run(
+            words, pass_fds=[listening.fileno()], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stdout) == (0, "value\n"), done.stderr
 
 
 def test_an_unreachable_store_is_reported_at_the_head(way: Way) -> None:
