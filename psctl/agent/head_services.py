@@ -264,6 +264,7 @@ class HeadServices:
         elif self._store is not None:
             self._store.close()
             self._store = None
+            self._master_port.refuse_all(f"its process ended with status {child.status}; agent.log has its output")
         return True
 
     def tail(self) -> list[str]:

@@ -152,7 +152,7 @@ class Agent:
         self._credentials = credentials
         self._elections: Elections | None = None  # a job of few hosts has no standby
         self._leadership = first_configuration(orders)  # the newest one
-        self._master_port = MasterPort(orders.job, credentials)
+        self._master_port = MasterPort(orders.job, credentials, self._notice)
         self._head = HeadServices(
             orders, self.files, self._processes, self._queue.put, credentials, self._master_port,
             lambda: self._elections.configurations if self._elections else (self._leadership, self._leadership),

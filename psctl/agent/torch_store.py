@@ -105,18 +105,22 @@ class TunnelServer(ConnectionHandler[WireMessage]):
     """The head's end of all tunnels: each gets a connection to the store.
 
     Args:
-        store: the listener of the store.
+        connect: connects to the store, or raises OSError.
+        release: closes such a connection.
         failed: called for each tunnel that broke.
     """
 
-    def __init__(self, store: GuardedListener, failed: Callable[[str, ConnectionFailed], None]) -> None:
-        self._store, self._failed = store, failed
+    def __init__(
+        self, connect: Callable[[], socket.socket], release: Callable[[socket.socket], None],
+        failed: Callable[[str, ConnectionFailed], None],
+    ) -> None:  # fmt: skip
+        self._connect, self._release, self._failed = connect, release, failed
         self._lock = threading.Lock()
         self._tunnels: dict[PeerConnection, Tunnel] = {}
 
     def on_connected(self, peer: PeerConnection) -> None:
         try:
-            local = self._store.connect()
+            local = self._connect()
         except OSError as error:
             self._broke(peer, error)
             return
@@ -131,7 +135,7 @@ class TunnelServer(ConnectionHandler[WireMessage]):
         except (ConnectionFailed, OSError) as error:
             self._broke(peer, error)
         peer.join()
-        self._store.release(local)
+        self._release(local)
 
     def _broke(self, peer: PeerConnection, error: ConnectionFailed | OSError) -> None:
         why = f"the store's connection broke: {error}"
@@ -180,10 +184,12 @@ class MasterPort:
     Args:
         order: the job.
         credentials: the agent's.
+        notice: takes a sentence for the event log; called on any thread, after the coordinator was reached.
     """
 
-    def __init__(self, order: JobOrder, credentials: Credentials) -> None:
-        self._order, self._credentials = order, credentials
+    def __init__(self, order: JobOrder, credentials: Credentials, notice: Callable[[str], None]) -> None:
+        self._order, self._credentials, self._notice = order, credentials, notice
+        self._told = False
         self._rejections = RejectionLog("MASTER_PORT")
         self._address: Address | None = None
         self._store: Address | None = None  # of the tunnels to it
@@ -229,9 +235,20 @@ class MasterPort:
             return False
         if user == os.geteuid():
             return True
+        if user is None:
+            self.refuse_all("this system's kernel does not say which user owns a connection")
         whose = "whose user the kernel does not say" if user is None else f"of user {user}"
         self._rejections(caller, ConnectionFailed(f"a process {whose}: only this user's processes may connect"))
         return False
+
+    def refuse_all(self, why: str) -> None:
+        """Write to the event log, once, why a script's connection was refused, which waits in init_process_group."""
+        if not self._told:
+            self._told = True
+            self._notice(
+                f"MASTER_PORT: a script connected, but torch's store cannot be used: {why}; scripts that call "
+                "init_process_group wait there until their own time limit, others train"
+            )
 
     def _serve(self, connection: socket.socket, serve: Callable[[socket.socket], None]) -> None:
         with connection:
@@ -270,6 +287,7 @@ class StoreSocket:
         front = loopback_tcp.listen(order.ports)
         self._socket = GuardedListener(front)
         self.port = self._socket.address.port
+        self._master_port = master_port
         self.tunnels: Address | None = None
         """The address that agents of other hosts dial; None: there are no other hosts."""
         master_port.open(front, self._serve_local)
@@ -277,7 +295,7 @@ class StoreSocket:
             failed = RejectionLog("the store's tunnels")
             acceptor = Acceptor(
                 order.hosts[credentials.member.rank].address, order.ports, credentials, TUNNELS,
-                TunnelServer(self._socket, failed),
+                TunnelServer(self.connect, self._socket.release, failed),
                 lambda member: None if member.role == "agent" else f"{member} is not an agent",
                 order.congestion, refused=failed, of_one=TUNNELS_OF_ONE,
             )  # fmt: skip
@@ -292,6 +310,12 @@ class StoreSocket:
     def descriptors(self) -> list[int]:
         """The descriptors that the serving process inherits; it accepts on the first."""
         return self._socket.descriptors
+
+    def connect(self) -> socket.socket:
+        """Connect to the store, as `GuardedListener.connect`; tell the job when this system can have none."""
+        if self.problem:
+            self._master_port.refuse_all(self.problem)
+        return self._socket.connect()
 
     def watch(self, wanted: Callable[[], None]) -> None:
         """Call `wanted`, once, on another thread, when a connection waits for a process to serve it."""
@@ -312,7 +336,7 @@ class StoreSocket:
 
     def _serve_local(self, connection: socket.socket) -> None:
         """Connect a connection of this host to the store."""
-        store = self._socket.connect()
+        store = self.connect()
         try:
             copy_both_ways(connection, store)
         finally:

@@ -544,6 +544,24 @@ def test_another_user_reaches_no_store_and_starts_no_process(cluster: Callable[.
     job.finished()
 
 
+def test_a_store_that_ends_by_itself_is_told_to_the_job(cluster: Callable[..., Cluster]) -> None:
+    job = cluster(
+        "import os, socket, time\n"
+        "while not os.path.exists('../go'): time.sleep(0.05)\n"
+        "def met():\n"
+        "    place = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])\n"
+        "    with socket.create_connection(place, 10) as line: return line.recv(1)\n"
+        "for _ in range(3): print('met', met())\n"
+    )
+    (job.job_dir(0) / "torch.py").write_text("raise SystemExit(3)")  # the store's process has this folder as cwd
+    (job.folder / "go").touch()
+    assert job.finished().status == "done", job.logs()
+    told = [event.text for event in job.of(events.Notice)]
+    assert [text.partition("; ")[0] for text in told] == [
+        "MASTER_PORT: a script connected, but torch's store cannot be used: its process ended with status 3"
+    ]
+
+
 @pytest.mark.soak  # it imports torch in five processes, one after the other
 def test_a_killed_store_is_restarted_for_later_clients(cluster: Callable[..., Cluster]) -> None:
     job = cluster(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from psctl.agent.torch_store import TUNNELS, Tunnel, TunnelServer, copy_both_ways
+from psctl.agent.torch_store import TUNNELS, MasterPort, StoreSocket, Tunnel, TunnelServer, copy_both_ways
 from psctl.errors import PsctlError
 from psctl.transport import loopback_tcp
 from psctl.transport.connect import Acceptor, dial
@@ -23,6 +23,7 @@ from psctl.transport.peer_connection import PeerConnection
 from psctl.transport.protocol.authority import issue, make_authority
 from psctl.transport.protocol.preauth import new_secret
 from psctl.types import Member
+from tests.helpers.orders import make_hosts, make_order
 from tests.helpers.running import ROOT, until
 
 LIMIT = 10.0
@@ -48,8 +49,8 @@ class Way:
                 "try", member, authority.certificate_pem, pair.certificate_pem, pair.key_pem, preauth_secret
             )
 
-        self._other = credentials(Member("agent", 1))
-        end = TunnelServer(self.store, lambda peer, error: self.failed.append(error.message))
+        self.other = credentials(Member("agent", 1))
+        end = TunnelServer(self.store.connect, self.store.release, lambda _, error: self.failed.append(error.message))
         self._acceptor = Acceptor("127.0.0.1", None, credentials(Member("agent", 0)), TUNNELS, end)
         self.threads: list[threading.Thread] = []
 
@@ -58,7 +59,7 @@ class Way:
         worker, agents = socket.socketpair()
         worker.settimeout(LIMIT)
         tunnel = Tunnel(agents)
-        peer = dial(self._acceptor.address, self._other, Member("agent", 0), TUNNELS, tunnel)
+        peer = dial(self._acceptor.address, self.other, Member("agent", 0), TUNNELS, tunnel)
 
         def carry() -> None:
             with agents:
@@ -230,6 +231,21 @@ def test_an_unreachable_store_is_reported_at_the_head(way: Way) -> None:
         way.connect()
     way.threads[0].join(LIMIT)
     assert any("the listener is closed" in text for text in way.failed), way.failed
+
+
+def test_a_store_that_the_kernel_cannot_guard_is_told_once(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loopback_tcp, "ATTACH_CHOICE", 9999)  # as a kernel before 4.6 answers
+    told: list[str] = []
+    order, credentials = make_order(make_hosts(1)), way.other
+    master_port = MasterPort(order, credentials, told.append)
+    store = StoreSocket(order, credentials, master_port)
+    assert "refuses the choice between two listeners" in store.problem
+    for _ in range(2):
+        with socket.create_connection((loopback_tcp.HOST, store.port), LIMIT) as line:
+            line.settimeout(LIMIT)
+            assert line.recv(1) == b""
+    assert len(told) == 1
+    assert store.problem in told[0]
 
 
 def test_connections_of_the_heads_own_host_are_joined() -> None:
