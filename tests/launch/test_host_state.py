@@ -309,3 +309,15 @@ def test_modules_on_the_shells_own_path_do_not_count(
     cluster = ClusterSpec(name="lab", hosts=here, source="lab.yaml", runtime=RuntimeSpec(python=sys.executable))
     found = inspect_host(shell, cluster, [])
     assert found.modules["numpy"] not in (None, "99.0"), "agents are started without it"
+
+
+def test_a_host_of_another_system_is_refused(shell: LocalShell, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    words = 'import sys; sys.platform = "darwin"; at = sys.argv.index("-c", 1); code = sys.argv[at + 1]'
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{words}; del sys.argv[1 : at + 2]; exec(code)' \"$@\"\n")
+    python.chmod(0o755)
+    here = (HostSpec(address="here", name="here"),)
+    cluster = ClusterSpec(name="lab", hosts=here, source="lab.yaml", runtime=RuntimeSpec(python=str(python)))
+    with pytest.raises(errors.PythonMissing, match="its system is darwin, and psctl's processes run on Linux only") as raised:
+        inspect_host(shell, cluster, [])
+    assert raised.value.where == shell.name

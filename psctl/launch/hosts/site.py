@@ -21,6 +21,9 @@ from psctl.types import JsonObject
 OLDEST = (3, 11)
 """The oldest Python that psctl runs on."""
 
+SYSTEM = "linux"
+"""The system, as Python names it, that psctl's processes run on; psctl itself also runs on macOS."""
+
 NEEDED = {
     "msgspec": "0.21", "cryptography": "47", "psutil": "5.9", "numpy": "1.26", "torch": "2.4",
 }  # fmt: skip
@@ -67,6 +70,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     inodes: int | None = None  # free inodes of the workdir's file system; None: no limit
     machine: str = ""  # a hash of the id of its installation and of its network cards
     clock: float = 0.0  # its time in seconds since 1970
+    system: str = SYSTEM  # of its operating system, as Python names it
 
 
 class HostSite(HostState, frozen=True, kw_only=True):
@@ -102,7 +106,7 @@ def inspect_host(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> Ho
         codes: hashes of archives; the answer has those that the host has.
 
     Raises:
-        PythonMissing: the host has no Python, or one that is too old.
+        PythonMissing: the host has no Python, one that is too old, or another system than Linux.
         CommandFailed, TimedOut, HostUnreachable: as `Shell.run`.
     """
     python = interpreter(shell, cluster)
@@ -120,6 +124,12 @@ def inspect_host(shell: Shell, cluster: ClusterSpec, codes: Sequence[str]) -> Ho
     if not answer.startswith("{"):
         raise _python_missing(shell.name, python, first.strip() or result.stderr.decode(errors="replace").strip())
     found = read_answer(shell.name, "host_state probe", _STATE, answer)
+    if found.system != SYSTEM:
+        raise errors.PythonMissing(
+            f"{shell.name}: its system is {found.system}, and psctl's processes run on Linux only",
+            hint="give hosts with Linux in the cluster file (`psctl init` writes one); jobs may be started from macOS",
+            where=shell.name,
+        )
     skew = max(0.0, found.clock - after) or min(0.0, found.clock - before)
     return HostSite(**msgspec.structs.asdict(found), name=shell.name, facts=parse_probe(machine), skew=skew)
 

@@ -59,6 +59,7 @@ def probe(question: Question) -> Question:
         "jobs": jobs(workdir),
         "names": sorted({*names(workdir, "jobs"), *names(workdir, "checkpoints")}),
         "machine": machine_id(),
+        "system": sys.platform,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     }
 
