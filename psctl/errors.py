@@ -145,12 +145,12 @@ class DiskFull(PsctlError):
 
 
 class VersionMismatch(PsctlError):
-    """Versions (of Python, torch, psctl, a driver, a checkpoint's format) do not work together, or a clock differs."""
+    """Versions (of Python, torch, a driver, a checkpoint's format) or settings of hosts do not work together."""
 
     code, exit = "version-mismatch", 4
     cure = (
         "`psctl up` brings hosts to one version; `runtime: {torch:}` in the cluster file pins torch. For clocks, "
-        "drivers and checkpoints the hint says what to install."
+        "drivers, settings and checkpoints the hint says what to do."
     )
 
 

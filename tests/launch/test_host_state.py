@@ -318,6 +318,8 @@ def test_a_host_of_another_system_is_refused(shell: LocalShell, tmp_path: Path) 
     python.chmod(0o755)
     here = (HostSpec(address="here", name="here"),)
     cluster = ClusterSpec(name="lab", hosts=here, source="lab.yaml", runtime=RuntimeSpec(python=str(python)))
-    with pytest.raises(errors.PythonMissing, match="its system is darwin, and psctl's processes run on Linux only") as raised:
+    with pytest.raises(
+        errors.PythonMissing, match="its system is darwin, and psctl's processes run on Linux only"
+    ) as raised:
         inspect_host(shell, cluster, [])
     assert raised.value.where == shell.name

@@ -70,6 +70,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     inodes: int | None = None  # free inodes of the workdir's file system; None: no limit
     machine: str = ""  # a hash of the id of its installation and of its network cards
     clock: float = 0.0  # its time in seconds since 1970
+    logout_kills: bool = False  # processes end with the login session that started them
     system: str = SYSTEM  # of its operating system, as Python names it
 
 

@@ -16,10 +16,12 @@ import importlib.util
 import json
 import os
 import pathlib
+import pwd
 import re
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -32,6 +34,9 @@ Question = dict[str, Any]
 
 FOLDERS = ("code", "envs", "wheels", "jobs", "checkpoints", "data")
 """Folders of a workdir that other users must not be able to write, like the workdir itself."""
+
+ASKED = 5.0
+"""Seconds that the system's service of logins has for an answer."""
 
 # ---- state of the host -------------------------------------------------------------------------------------------
 
@@ -60,6 +65,7 @@ def probe(question: Question) -> Question:
         "names": sorted({*names(workdir, "jobs"), *names(workdir, "checkpoints")}),
         "machine": machine_id(),
         "system": sys.platform,
+        "logout_kills": logout_kills(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     }
 
@@ -86,6 +92,29 @@ def machine_id(root: str = "/") -> str:
                 found.append(file.read().strip())
                 break
     return hashlib.sha256("\n".join(["psctl", *found]).encode()).hexdigest()[:16]
+
+
+def logout_kills(cgroup: str = "/proc/self/cgroup") -> bool:
+    """Return whether systemd-logind ends what this login session started when it ends (KillUserProcesses).
+
+    Args:
+        cgroup: the file that names the control group of this process.
+    """
+    try:
+        with open(cgroup, encoding="utf-8", errors="replace") as file:
+            if not re.search(r"/session-[^/]*\.scope", file.read()):
+                return False
+        names = ("KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
+        command = ["loginctl", "show-session", *(f"--property={name}" for name in names)]  # no session: the manager's
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASKED, check=False
+        )
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except (OSError, subprocess.TimeoutExpired, KeyError):
+        return False
+    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    only, excluded = (found.get(name, "").split() for name in names[1:])
+    return found.get(names[0]) == "yes" and user not in excluded and (not only or user in only)
 
 
 def free_space(path: str) -> int:

@@ -207,6 +207,7 @@ def _check_host(report: HostReport, site: HostSite, reached: ReachedCluster) -> 
     report.good("torch", torch or "none yet")
     check_gpus(report, site)
     check_disk(report, site, reached.failed.get(site.name))
+    check_logout(report, site)
     detail = f"{format_seconds(abs(site.skew))} {'ahead' if site.skew > 0 else 'behind'}" if site.skew else "as here"
     if abs(site.skew) > SKEW:
         report.bad("clock", errors.VersionMismatch(detail, "run a time service there (chrony, systemd-timesyncd)"))
@@ -228,6 +229,14 @@ def check_disk(report: HostReport, site: HostSite, refused: errors.PsctlError | 
     else:
         files = "" if site.inodes is None else f", {format_count(site.inodes)} files"
         report.good("disk", f"{format_bytes(site.free)}{files} left")
+
+
+def check_logout(report: HostReport, site: HostSite) -> None:
+    """Add a row to a host's report if its jobs would end when psctl's login session does."""
+    if site.logout_kills:
+        what = "systemd-logind ends the processes of a login session with it (KillUserProcesses): so jobs end too"
+        cure = "set KillUserProcesses=no in logind.conf there, or add your user to KillExcludeUsers"
+        report.bad("logout", errors.VersionMismatch(what, cure))
 
 
 def check_gpus(report: HostReport, site: HostSite) -> None:
