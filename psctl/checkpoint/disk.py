@@ -113,6 +113,9 @@ class Disk:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # SMB and others write names at once
+                    raise
             finally:
                 os.close(descriptor)
 

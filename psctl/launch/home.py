@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -40,6 +41,9 @@ FOLDERS = ("clusters", "measured", "jobs")
 
 PLACING = "placing"
 """A file in a job's folder that is locked by the psctl which starts the job."""
+
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""What flock answers on a file system without locks."""
 
 READY, PARTIAL, NEW = "ready", "partial", "new"
 """States of a cluster as this machine left it: every host made ready, some of them, none yet."""
@@ -330,14 +334,14 @@ class Home:
 
     def is_being_submitted(self, job: str) -> bool:
         """Return whether a running psctl is starting this job."""
+        path = self.root / "jobs" / job / PLACING
         try:
-            with (self.root / "jobs" / job / PLACING).open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            with _locked(path, os.O_RDONLY, fcntl.LOCK_SH | fcntl.LOCK_NB):
+                return False
         except BlockingIOError:
             return True
         except FileNotFoundError:
             return False
-        return False
 
     def jobs(self) -> list[JobRecord]:
         """Return all records, oldest first."""
@@ -371,9 +375,23 @@ class Home:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # given up with the file, also by a psctl that is killed
+def _locked(path: Path, flags: int = os.O_WRONLY | os.O_CREAT, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold the lock of a file; it is given up with the file, also by a psctl that is killed.
+
+    Where its file system has no locks (some of NFS and Lustre), a file of this machine is locked in its place: psctl
+    on other machines with the same home is not held off then.
+    """
+    with contextlib.ExitStack() as held:
+        file = held.enter_context(os.fdopen(os.open(path, flags | os.O_CLOEXEC, 0o600)))
+        try:
+            fcntl.flock(file, how)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+            here = Path(tempfile.gettempdir()) / f"psctl-{os.geteuid()}-{name}.lock"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            fcntl.flock(held.enter_context(os.fdopen(os.open(here, flags, 0o600))), how)
         yield
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -374,3 +377,18 @@ def test_files_of_a_killed_pull_or_export_are_swept_by_the_next(tmp_path):
     assert remove_abandoned_for(tmp_path / "digits-3@500") == [f"digits-3@500.{here}.{ended}.partial"]
     assert remove_abandoned_for(tmp_path / "digits-3@[0-9]") == [f"digits-3@[0-9].{here}.{ended}.partial"]
     assert remove_abandoned_for(tmp_path / "none" / "digits-3@500") == []
+
+
+@pytest.mark.parametrize(("refusal", "fails"), [(errno.EINVAL, False), (errno.EOPNOTSUPP, False), (errno.EIO, True)])
+def test_a_disk_that_syncs_no_folders_holds_checkpoints(save, tmp_path, monkeypatch, refusal, fails):
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(refusal, os.strerror(refusal))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(errors.CheckpointIncomplete) if fails else contextlib.nullcontext():
+        folder, manifest = save(tmp_path)
+        assert open_checkpoint(folder) == manifest

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,3 +119,48 @@ def test_a_name_that_up_has_not_seen_is_no_cluster(tmp_path: Path) -> None:
     assert "psctl up lab.yaml" in raised.value.hint
     with pytest.raises(errors.NoSuchCluster, match="no such file"):
         choose_cluster(Home(tmp_path), "./nowhere.yaml")
+
+
+@pytest.mark.parametrize("refusal", [None, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_locks_hold_on_file_systems_with_and_without_locks(
+    refusal: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, machine, lock = Home(tmp_path / "home"), tmp_path / "machine", fcntl.flock
+    machine.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(machine))
+
+    def flock(file: Any, how: int) -> None:
+        if refusal is not None and os.readlink(f"/proc/self/fd/{file.fileno()}").startswith(str(home.root)):
+            raise OSError(refusal, os.strerror(refusal))
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (home.root / "jobs" / "digits-1").mkdir(parents=True)
+    assert not home.is_being_submitted("digits-1")
+    with home.submission_lock("digits-1"):
+        assert home.is_being_submitted("digits-1")
+        assert not home.is_being_submitted("digits-2")
+    assert not home.is_being_submitted("digits-1")
+
+    entered = threading.Event()
+
+    def start() -> None:
+        with home.start_lock():
+            entered.set()
+
+    other = threading.Thread(target=start)
+    with home.start_lock():
+        other.start()
+        assert not entered.wait(0.2), "two look for free slots at once"
+    assert entered.wait(10)
+    other.join()
+    assert bool(list(machine.iterdir())) is (refusal is not None)
+
+
+def test_another_error_of_a_lock_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(file: Any, how: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="Input/output error"), Home(tmp_path).start_lock():
+        pass
