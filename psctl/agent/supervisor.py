@@ -37,6 +37,10 @@ SPARED = 1.0
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch_shm_manager")
 """Parts of the helpers' command lines; a helper ends by itself at the end of file of its pipe."""
 
+LOG = "agent.log"
+"""The file in the job's folder that has the standard error of the supervisor and the agent."""
+DEFECT = 70
+"""The exit status of an agent that an exception ended (EX_SOFTWARE of sysexits.h)."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - files are removed there, none is made
 """Where a data loader that is killed while it passes a tensor on leaves a file that torch names after its process."""
 
@@ -155,6 +159,15 @@ def last_lines(path: Path, size: int = 1 << 20) -> list[bytes]:
         return [line for line in file.read().split(b"\n")[:-1] if line]
 
 
+def last_words(log: Path) -> str:
+    """Return the last line of a log, which names the exception after a traceback, and where the log is."""
+    try:
+        lines = last_lines(log)
+    except OSError as error:
+        return f"{log}: {error.strerror}"
+    return f"{lines[-1].decode(errors='replace')[:500]} ({log})" if lines else f"{log} is empty"
+
+
 def write_finished(job_dir: Path, job: str, failure: ProcessFailure) -> bool:
     """Append the last event to the event log if it has none; return whether it was written.
 
@@ -214,6 +227,8 @@ def end_job(orders: AgentOrders, status: int) -> None:
     leads = orders.host == (0 if leader is None else leader.host)
     if leads and (leader is None or leader.standby is None):  # else the standby leads from now on
         why = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        if status == DEFECT:
+            why = f"{why}: {last_words(job_dir / LOG)}"
         text = f"psctl's agent on the head was lost: {why}"
         failure = ProcessFailure("agent/0", orders.job.hosts[0].name, status, time.time(), 0, text)
         write_finished(job_dir, orders.job.name, failure)
@@ -237,7 +252,7 @@ def supervise(agent: Callable[[int, int, int], int], end: Callable[[int], None])
     if child == 0:
         os.close(held)
         lifeline.die_with_parent(pid, signal.SIGTERM)
-        status = 70
+        status = DEFECT
         try:
             status = agent(pid, watched, lifelines[0])
         except BaseException:  # noqa: BLE001  an error of psctl's: agent.log has it, and the supervisor cleans up

@@ -187,7 +187,7 @@ def _run(arguments: list[str]) -> int:
         return _usage(cast(ClickFailure, error), output, debug)
     except BrokenPipeError:
         raise
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         return _report(_of_system(error), output, debug)
     except Exception as error:  # noqa: BLE001 - the last resort: a defect of psctl is reported in one line, as any error
         return _report(_defect(error), output, debug)
@@ -199,7 +199,7 @@ def _defect(error: Exception) -> PsctlError:
     return defect
 
 
-def _of_system(error: OSError) -> PsctlError:
+def _of_system(error: OSError | RuntimeError) -> PsctlError:
     from psctl.cli.shared.system_errors import of_system
     from psctl.launch.home import folder_of
 

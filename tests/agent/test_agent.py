@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from psctl.agent import head_services
 from psctl.agent.control_client import call
+from psctl.agent.supervisor import end_job
 from psctl.checkpoint.reader import verify
 from psctl.job import events
 from psctl.orders import AgentOrders, CheckpointOrder, ExportOrder
@@ -542,6 +543,30 @@ def test_another_user_reaches_no_store_and_starts_no_process(cluster: Callable[.
         )
     job.call(0, "stop", force=True)
     job.finished()
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "why"),
+    [
+        (70, "Traceback ...\nRuntimeError: no thread\n", "status 70: RuntimeError: no thread (agent.log)"),
+        (70, "", "status 70: agent.log is empty"),
+        (70, None, "status 70: agent.log: No such file or directory"),
+        (-9, "one line\n", "killed by signal 9"),
+    ],
+)
+def test_the_end_of_a_job_names_the_agents_exception(status: int, log: str | None, why: str, tmp_path: Path) -> None:
+    orders = AgentOrders(
+        job=make_order(make_hosts(1)), host=0, python=sys.executable, paths=[], workdir=str(tmp_path),
+        job_dir=str(tmp_path), code_dir=str(tmp_path), authority="", certificate="", key="", preauth_secret="",
+        coordinator=None, authority_key="", secrets={}, grace=1.0,
+    )  # fmt: skip
+    if log is not None:
+        (tmp_path / "agent.log").write_text(log)
+    end_job(orders, status)
+    last = [events.from_line(line) for line in (tmp_path / events.FILE).read_bytes().splitlines()][-1]
+    assert isinstance(last, events.Finished)
+    assert last.failure is not None
+    assert why in str(last.failure).replace(f"{tmp_path}/", "")
 
 
 def test_a_store_that_ends_by_itself_is_told_to_the_job(cluster: Callable[..., Cluster]) -> None:

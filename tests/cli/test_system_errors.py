@@ -30,6 +30,7 @@ def found(number: int, path: str | None) -> PsctlError | None:
         (errno.ENOSPC, "/home/ann/.psctl/jobs/a", 4, "a could not be written: No space", "free space on its disk, or"),
         (errno.EDQUOT, None, 4, "a file could not be written: Disk quota exceeded", "free space on its disk"),
         (errno.EMFILE, None, 2, "psctl needs more descriptors: Too many open files", "ulimit -n"),
+        (errno.EAGAIN, None, 2, "this machine allows you no more processes and threads", "ulimit -u"),
     ],
 )
 def test_an_error_of_the_system_has_a_cure(
@@ -48,6 +49,14 @@ def test_an_error_of_the_system_has_a_cure(
 )
 def test_others_are_defects(number: int, path: str | None) -> None:
     assert found(number, path) is None
+
+
+def test_a_thread_that_cannot_start_is_no_defect() -> None:
+    error = of_system(RuntimeError("can't start new thread"), HOME)
+    assert error is not None
+    assert "ulimit -u" in error.hint
+    assert of_system(RuntimeError("dictionary changed size during iteration"), HOME) is None
+    assert of_system(BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 0), HOME) is None
 
 
 @pytest.mark.whole
