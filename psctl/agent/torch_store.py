@@ -189,7 +189,7 @@ class MasterPort:
 
     def __init__(self, order: JobOrder, credentials: Credentials, notice: Callable[[str], None]) -> None:
         self._order, self._credentials, self._notice = order, credentials, notice
-        self._told = False
+        self._told, self._lock = False, threading.Lock()
         self._rejections = RejectionLog("MASTER_PORT")
         self._address: Address | None = None
         self._store: Address | None = None  # of the tunnels to it
@@ -242,11 +242,12 @@ class MasterPort:
         return False
 
     def refuse_all(self, why: str) -> None:
-        """Write to the event log, once, why a script's connection was refused, which waits in init_process_group."""
-        if not self._told:
-            self._told = True
+        """Write to the event log, once, why connections are refused: scripts wait for them in init_process_group."""
+        with self._lock:
+            told, self._told = self._told, True
+        if not told:
             self._notice(
-                f"MASTER_PORT: a script connected, but torch's store cannot be used: {why}; scripts that call "
+                f"MASTER_PORT refuses connections, because torch's store cannot be used: {why}; scripts that call "
                 "init_process_group wait there until their own time limit, others train"
             )
 

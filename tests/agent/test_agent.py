@@ -583,7 +583,7 @@ def test_a_store_that_ends_by_itself_is_told_to_the_job(cluster: Callable[..., C
     assert job.finished().status == "done", job.logs()
     told = [event.text for event in job.of(events.Notice)]
     assert [text.partition("; ")[0] for text in told] == [
-        "MASTER_PORT: a script connected, but torch's store cannot be used: its process ended with status 3"
+        "MASTER_PORT refuses connections, because torch's store cannot be used: its process ended with status 3"
     ]
 
 
