@@ -5,11 +5,15 @@ from __future__ import annotations
 import getpass
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from psctl.launch.home import Home
 from psctl.launch.remote_programs.host_state import logout_kills
+from psctl.launch.setup import cluster_setup
 from psctl.launch.setup.doctor import HostReport, check_logout
 from tests.launch.test_actions import site
+from tests.launch.test_link_measurement import reached
 
 SESSION = "0::/user.slice/user-1000.slice/session-7.scope\n"
 ME = getpass.getuser()
@@ -57,3 +61,12 @@ def test_doctor_names_the_setting() -> None:
     (row,) = report.checks
     assert (row.check, row.ok) == ("logout", False)
     assert "KillExcludeUsers" in row.cure
+
+
+def test_up_and_train_warn_of_it(tmp_path: Path) -> None:
+    found = reached("a", "b", home=Home(tmp_path))
+    assert cluster_setup.carry_out(found, lambda *_: None) == ()
+    found.sites["b"] = msgspec.structs.replace(found.sites["b"], logout_kills=True)
+    (warning,) = cluster_setup.carry_out(found, lambda *_: None)
+    assert warning.startswith("b: systemd-logind ends what a login started")
+    assert "KillExcludeUsers" in warning

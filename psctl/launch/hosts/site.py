@@ -29,6 +29,10 @@ NEEDED = {
 }  # fmt: skip
 """Modules that psctl needs on a host, with the oldest supported version of each."""
 
+ENDS_JOBS = "systemd-logind ends what a login started when that login ends (KillUserProcesses), so jobs end too"
+KEEP_JOBS = "set KillUserProcesses=no in logind.conf there, or add your user to KillExcludeUsers"
+"""What is wrong with a host whose `logout_kills` is true, and the cure."""
+
 _MARK = "@@psctl-python"
 
 _SCRIPT = f"""

@@ -10,6 +10,7 @@ import msgspec
 from psctl.launch.clusters import ChosenCluster, Connect, Progress
 from psctl.launch.home import PARTIAL, READY, Home
 from psctl.launch.hosts import converge
+from psctl.launch.hosts.site import ENDS_JOBS, KEEP_JOBS
 from psctl.launch.measure import link_measurement
 
 
@@ -32,7 +33,7 @@ def carry_out(reached: converge.ReachedCluster, progress: Progress) -> tuple[str
     """Do what was decided, and keep the cluster file; a host that fails is in `reached.failed`.
 
     Returns:
-        warnings: what was odd about the links, or why they could not be measured.
+        warnings: what was odd about the links, or why they could not be measured; hosts that end jobs at logout.
     """
     chosen = reached.chosen
     converge.carry_out(reached, progress)
@@ -40,4 +41,5 @@ def carry_out(reached: converge.ReachedCluster, progress: Progress) -> tuple[str
     if not chosen.embedded and len(reached.failed) < len(chosen.spec.hosts):
         known = msgspec.structs.replace(chosen.known, state=PARTIAL if reached.failed else READY)
         reached.home.save_cluster(known)
-    return warnings
+    ending = [site.name for site in reached.sites.values() if site.logout_kills]
+    return (*warnings, f"{', '.join(ending)}: {ENDS_JOBS}; {KEEP_JOBS}") if ending else warnings

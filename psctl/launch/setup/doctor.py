@@ -19,7 +19,7 @@ from psctl.launch.clusters import ChosenCluster, Connect
 from psctl.launch.home import Home
 from psctl.launch.hosts.actions import missing, torch_of
 from psctl.launch.hosts.converge import ReachedCluster, inspect
-from psctl.launch.hosts.site import HostSite
+from psctl.launch.hosts.site import ENDS_JOBS, KEEP_JOBS, HostSite
 from psctl.launch.measure import reach
 from psctl.launch.measure.measurement_servers import REACHED, ProbeSettings, serving
 from psctl.launch.placement import ports
@@ -234,9 +234,7 @@ def check_disk(report: HostReport, site: HostSite, refused: errors.PsctlError | 
 def check_logout(report: HostReport, site: HostSite) -> None:
     """Add a row to a host's report if its jobs would end when psctl's login session does."""
     if site.logout_kills:
-        what = "systemd-logind ends the processes of a login session with it (KillUserProcesses): so jobs end too"
-        cure = "set KillUserProcesses=no in logind.conf there, or add your user to KillExcludeUsers"
-        report.bad("logout", errors.VersionMismatch(what, cure))
+        report.bad("logout", errors.VersionMismatch(ENDS_JOBS, KEEP_JOBS))
 
 
 def check_gpus(report: HostReport, site: HostSite) -> None:
