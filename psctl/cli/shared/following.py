@@ -193,6 +193,10 @@ class JobFollower:
                         self._act(action, output)
                         if action in ("leave", "kill"):
                             break
+            except (OSError, RuntimeError) as error:  # of this machine, which the job does not need
+                if last is None and not isinstance(error, BrokenPipeError):
+                    self._tell_that_it_continues(f"{self.record.job} is not followed any more, but continues")
+                raise
             finally:
                 self._signals.following = False
             if last is None and self._policy.state == "killed":
@@ -314,14 +318,17 @@ class JobFollower:
             seconds=max(0.0, now - (output.began or now)), metrics={},
         )  # fmt: skip
 
+    def _tell_that_it_continues(self, text: str) -> None:
+        job = self.record.job
+        self.context.tell(text, f"  come back: psctl attach {job}", f"  stop it:   psctl stop {job}")
+
     def _finish(self, last: Finished | None, output: EventOutput) -> int:
         """Record and print the end of the job, or that psctl detached from it; return the exit code."""
         job = self.record.job
         if last is None:
             if self.context.options.output == "json":
                 print_json({"job": job, "state": "running", "detached": True})
-            self.context.tell(f"detached from {job}, which continues", f"  come back: psctl attach {job}",
-                              f"  stop it:   psctl stop {job}")  # fmt: skip
+            self._tell_that_it_continues(f"detached from {job}, which continues")
             return 0
         self.saved = output.checkpoint is not None
         self._record_end(last, output)
