@@ -8,6 +8,7 @@ first, because sshd closes the connection after six keys, before a full agent ha
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ from paramiko.agent import AgentKey, AgentSSH
 
 from psctl.errors import AuthFailed
 from psctl.remote.target import Endpoint
+
+_PUBLIC = ("ssh-", "ecdsa-sha2-", "sk-")
+"""Beginnings of the types of public keys."""
+_OPENSSH, _MAGIC = "-----BEGIN OPENSSH PRIVATE KEY-----", b"openssh-key-v1\0"
 
 
 class _Agent(AgentSSH):  # type: ignore[misc]
@@ -102,7 +107,7 @@ class KeyLogin:
         held: list[AgentKey] = list(agent.get_keys()) if agent else []
         given: set[bytes] = set()
         for file in self._endpoint.identity_files:
-            public = _public_blob(file)
+            public = _public_half(file)
             in_agent = [key for key in held if key.asbytes() == public]
             for key in in_agent:
                 given.add(key.asbytes())
@@ -119,6 +124,9 @@ class KeyLogin:
         if not os.path.exists(file):
             return None  # ssh lists default keys that may be missing; that is no error
         try:
+            if _of_public(Path(file).read_text(errors="replace")) is not None:
+                self._skipped.append(f"{file}: a public key, and no agent has its private half")
+                return None
             key = paramiko.PKey.from_path(file)
             for certificate in self._endpoint.certificate_files:
                 if Path(certificate).name.startswith(Path(file).name) and os.path.exists(certificate):
@@ -132,10 +140,35 @@ class KeyLogin:
         return None
 
 
-def _public_blob(file: str) -> bytes | None:
-    """Return the public half from FILE.pub, so that a key locked by a passphrase can be found in the agent."""
-    try:
-        text = Path(file + ".pub").read_text().split()
-        return base64.b64decode(text[1])
-    except (OSError, ValueError, IndexError):
+def _public_half(file: str) -> bytes | None:
+    """Return the public half of an identity file, by which the agent's key is recognised; None where it is unknown.
+
+    As with OpenSSH, the file may be a public key itself. A private key in OpenSSH's format has the public half
+    unencrypted (PROTOCOL.key); that of others is in FILE.pub.
+    """
+    for path in (file, file + ".pub"):
+        with contextlib.suppress(OSError, ValueError, paramiko.SSHException):
+            text = Path(path).read_text()
+            found = _of_public(text) or _of_private(text)
+            if found is not None:
+                return found
+    return None
+
+
+def _of_public(text: str) -> bytes | None:
+    words = text.split(maxsplit=2)
+    return base64.b64decode(words[1]) if len(words) > 1 and words[0].startswith(_PUBLIC) else None
+
+
+def _of_private(text: str) -> bytes | None:
+    lines = text.strip().splitlines()
+    if not lines or lines[0] != _OPENSSH:
         return None
+    data = base64.b64decode("".join(lines[1:-1]))
+    if not data.startswith(_MAGIC):
+        return None
+    message = paramiko.Message(data[len(_MAGIC) :])
+    for _ in ("cipher", "key derivation", "its options"):
+        message.get_binary()
+    message.get_int()  # keys in the file: one
+    return bytes(message.get_binary()) or None

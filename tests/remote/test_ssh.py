@@ -339,6 +339,30 @@ def test_the_agents_keys_are_used(lab: Any, agent: str) -> None:
     assert login(lab.target(server)) == "127.0.0.2"
 
 
+@pytest.mark.parametrize("named", ["its public half", "a locked file without it"])
+def test_an_identity_file_selects_a_key_of_the_agent(lab: Any, agent: str, named: str) -> None:
+    """As keys of 1Password and of hardware are configured: the file names the key, and only the agent has it."""
+    server = lab.sshd()
+    lab.know(server)
+    environment = {**os.environ, "SSH_AUTH_SOCK": agent}
+    for each in [*(key(lab, f"wrong{number}") for number in range(7)), lab.login]:
+        subprocess.run(["ssh-add", "-q", str(each)], check=True, env=environment, capture_output=True)
+    public = lab.login.with_name(lab.login.name + ".pub")
+    if named == "its public half":
+        lab.login.unlink()
+        file = public
+    else:
+        subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(lab.login)], check=True)
+        public.unlink()
+        file = lab.login
+    lab.configure(f"IdentityAgent {agent}\nIdentitiesOnly yes")
+    assert login(lab.target(server, identity_file=str(file))) == "127.0.0.2"
+    subprocess.run(["ssh-add", "-q", "-D"], check=True, env=environment, capture_output=True)
+    why = "a public key, and no agent has its private half" if named == "its public half" else "has a passphrase"
+    with pytest.raises(AuthFailed, match=why):
+        login(lab.target(server, identity_file=str(file)))
+
+
 # ---- unreachable ----
 
 
