@@ -10,6 +10,7 @@ slurm: shells on the nodes of a Slurm allocation
 ssh: a shell over SSH
 ssh_hop: one SSH connection, or a chain of them
 ssh_auth: login with keys
+ssh_identities: the public half and the certificates of an identity file
 ssh_keys: check of host keys
 ssh_config: ~/.ssh/config without an `ssh` program
 known_hosts: known and revoked host keys

@@ -1,28 +1,23 @@
 """Logs in with keys, from files and the agent; it never prompts, because many hosts log in at once.
 
-Order: the agent's keys for which an identity file is named, the file itself when the agent lacks it, then (unless
-IdentitiesOnly) the agent's other keys. OpenSSH tries the agent's others before the files; here a named file is tried
-first, because sshd closes the connection after six keys, before a full agent has offered the right one.
+Order: the agent's keys for which an identity file is named, the file itself when the agent lacks it, each with its
+certificates first, then (unless IdentitiesOnly) the agent's other keys. OpenSSH tries the agent's others before the
+files; here a named file is tried first, because sshd closes the connection after six keys, before a full agent has
+offered the right one.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import paramiko
 from paramiko.agent import AgentKey, AgentSSH
 
 from psctl.errors import AuthFailed
+from psctl.remote import ssh_identities
 from psctl.remote.target import Endpoint
-
-_PUBLIC = ("ssh-", "ecdsa-sha2-", "sk-")
-"""Beginnings of the types of public keys."""
-_OPENSSH, _MAGIC = "-----BEGIN OPENSSH PRIVATE KEY-----", b"openssh-key-v1\0"
 
 
 class _Agent(AgentSSH):  # type: ignore[misc]
@@ -104,33 +99,41 @@ class KeyLogin:
             return None
 
     def _keys(self, agent: _Agent | None) -> Iterator[tuple[str, paramiko.PKey]]:
-        held: list[AgentKey] = list(agent.get_keys()) if agent else []
+        held = _keys_of(agent) if agent is not None else []
         given: set[bytes] = set()
         for file in self._endpoint.identity_files:
-            public = _public_half(file)
-            in_agent = [key for key in held if key.asbytes() == public]
-            for key in in_agent:
-                given.add(key.asbytes())
-                yield f"agent key {file}", key
-            if not in_agent and (loaded := self._load(file)) is not None:
+            public = ssh_identities.public_half(file)
+            of_file = [key for key in held if public is not None and _is_of(key, public)]
+            for key in of_file:
+                given.add(key.blob)
+                yield from self._with_certificates(f"agent key {file}", key, file)
+            if not of_file and (loaded := self._load(file)) is not None:
                 given.add(loaded.asbytes())
-                yield f"key {file}", loaded
+                yield from self._with_certificates(f"key {file}", loaded, file)
         if not self._endpoint.identities_only:
             for key in held:
-                if key.asbytes() not in given:
+                if key.blob not in given:
                     yield f"agent key {key.comment or key.get_name()}", key
+
+    def _with_certificates(self, label: str, key: paramiko.PKey, file: str) -> Iterator[tuple[str, paramiko.PKey]]:
+        """Yield a key with each of its certificates and then without, as OpenSSH: FILE-cert.pub when none is named."""
+        files = self._endpoint.certificate_files or (f"{file}-cert.pub",)
+        if key.public_blob is None:  # else the agent holds it as a certificate
+            for certificate, contents in ssh_identities.certificates(key.asbytes(), files):
+                key.public_blob = contents
+                yield f"{label} with certificate {certificate}", key
+            key.public_blob = None
+        yield label, key
 
     def _load(self, file: str) -> paramiko.PKey | None:
         if not os.path.exists(file):
             return None  # ssh lists default keys that may be missing; that is no error
         try:
-            if _of_public(Path(file).read_text(errors="replace")) is not None:
+            if ssh_identities.is_public(file):
                 self._skipped.append(f"{file}: a public key, and no agent has its private half")
                 return None
             key = paramiko.PKey.from_path(file)
-            for certificate in self._endpoint.certificate_files:
-                if Path(certificate).name.startswith(Path(file).name) and os.path.exists(certificate):
-                    key.load_certificate(certificate)
+            key.public_blob = None  # it has taken FILE-cert.pub, and would offer nothing else
         except TypeError:  # cryptography's word for "needs a passphrase"
             self._skipped.append(f"{file}: has a passphrase, `ssh-add` it to an agent")
         except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
@@ -140,35 +143,22 @@ class KeyLogin:
         return None
 
 
-def _public_half(file: str) -> bytes | None:
-    """Return the public half of an identity file, by which the agent's key is recognised; None where it is unknown.
+def _keys_of(agent: _Agent) -> list[AgentKey]:
+    """Return the agent's keys, certificates first.
 
-    As with OpenSSH, the file may be a public key itself. A private key in OpenSSH's format has the public half
-    unencrypted (PROTOCOL.key); that of others is in FILE.pub.
+    paramiko offers an RSA certificate as a plain key, so the certificate is set here. It has the plain key sign, which
+    an agent may lack; then the certificate's own name is asked for.
     """
-    for path in (file, file + ".pub"):
-        with contextlib.suppress(OSError, ValueError, paramiko.SSHException):
-            text = Path(path).read_text()
-            found = _of_public(text) or _of_private(text)
-            if found is not None:
-                return found
-    return None
+    keys: list[AgentKey] = list(agent.get_keys())
+    blobs = {key.blob for key in keys}
+    for key in keys:
+        if "-cert-" in key.name:
+            key.public_blob = paramiko.PublicBlob(key.name, key.blob)
+            if key.asbytes() not in blobs:
+                key.inner_key = None
+    return sorted(keys, key=lambda key: key.public_blob is None)
 
 
-def _of_public(text: str) -> bytes | None:
-    words = text.split(maxsplit=2)
-    return base64.b64decode(words[1]) if len(words) > 1 and words[0].startswith(_PUBLIC) else None
-
-
-def _of_private(text: str) -> bytes | None:
-    lines = text.strip().splitlines()
-    if not lines or lines[0] != _OPENSSH:
-        return None
-    data = base64.b64decode("".join(lines[1:-1]))
-    if not data.startswith(_MAGIC):
-        return None
-    message = paramiko.Message(data[len(_MAGIC) :])
-    for _ in ("cipher", "key derivation", "its options"):
-        message.get_binary()
-    message.get_int()  # keys in the file: one
-    return bytes(message.get_binary()) or None
+def _is_of(key: AgentKey, public: bytes) -> bool:
+    """Return whether a key of the agent, or a certificate that it holds, has this public half."""
+    return bool(key.blob == public or ssh_identities.certifies(key.blob, public))

@@ -363,6 +363,47 @@ def test_an_identity_file_selects_a_key_of_the_agent(lab: Any, agent: str, named
         login(lab.target(server, identity_file=str(file)))
 
 
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+@pytest.mark.parametrize(
+    "way", ["next to its key", "named", "of a key in the agent", "in the agent", "in the agent, selected by a file"]
+)
+def test_certificates_of_an_authority_log_in(lab: Any, agent: str, kind: str, way: str) -> None:
+    """As Vault, Teleport and step issue them: sshd knows no key of the user, only the authority."""
+    authority, user = key(lab, "authority"), key(lab, "id_user", kind)
+    certificate = lab.folder / "id_user-cert.pub"
+    words = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", getpass.getuser(), f"{user}.pub"]
+    subprocess.run(words, check=True)
+    server = lab.sshd(extra=f"TrustedUserCAKeys {authority}.pub")
+    (server.folder / "authorized_keys").write_text("")
+    lab.know(server)
+    environment = {**os.environ, "SSH_AUTH_SOCK": agent}
+    settings = f"IdentityAgent {agent}\n"
+    if way == "named":
+        settings += f"CertificateFile {certificate.rename(lab.folder / 'elsewhere.pub')}\n"
+    elif way == "of a key in the agent":
+        moved = certificate.rename(lab.folder / "elsewhere.pub")
+        subprocess.run(["ssh-add", "-q", str(user)], check=True, env=environment, capture_output=True)
+        user.unlink()
+        settings += f"CertificateFile {moved}\nIdentitiesOnly yes\n"
+    elif way != "next to its key":
+        subprocess.run(["ssh-add", "-q", str(user)], check=True, env=environment, capture_output=True)
+        certificate.unlink()
+        user.unlink()
+        settings += "IdentitiesOnly yes\n" if way.endswith("file") else ""
+    lab.configure(settings)
+    named = {} if way == "in the agent" else {"identity_file": f"{user}.pub" if way.endswith("file") else str(user)}
+    assert login(lab.target(server, **named)) == "127.0.0.2"
+
+
+def test_a_certificate_that_a_host_does_not_know_leaves_the_key_itself(lab: Any) -> None:
+    authority = key(lab, "authority")
+    words = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", "another", f"{lab.login}.pub"]
+    subprocess.run(words, check=True)
+    server = lab.sshd()
+    lab.know(server)
+    assert login(lab.target(server)) == "127.0.0.2"
+
+
 # ---- unreachable ----
 
 
