@@ -19,20 +19,42 @@ from psctl.errors import AuthFailed
 from psctl.remote import ssh_identities
 from psctl.remote.target import Endpoint
 
+_FAILURE = 5
+"""SSH_AGENT_FAILURE of the agent's protocol."""
+ANSWER = 10.0
+"""Seconds for the agent to list its keys."""
+CONFIRMATION = 110.0
+"""Seconds for the agent to sign: it may ask its user (for a touch, in a dialog); sshd waits 120 s by default."""
+
 
 class _Agent(AgentSSH):  # type: ignore[misc]
     """The agent behind a socket path (paramiko's own uses only SSH_AUTH_SOCK)."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
+        self.problem = ""
+        """Why it did not sign; "" while it answers."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.settimeout(10)
+            connection.settimeout(ANSWER)
             connection.connect(path)
             self._connect(connection)
+            connection.settimeout(CONFIRMATION)
         except BaseException:
             connection.close()
             raise
+
+    def _send_message(self, msg: paramiko.Message) -> tuple[int, paramiko.Message]:
+        """Ask the agent, as paramiko does, whose thread ends with a traceback at an OSError of this connection."""
+        try:
+            kind, answer = super()._send_message(msg)
+        except OSError as error:
+            why = f"no answer in {CONFIRMATION:g} s" if isinstance(error, TimeoutError) else str(error)
+            self.problem = f"the agent did not sign ({why}): confirm there, or unlock it"
+            raise paramiko.SSHException(self.problem) from error
+        if kind == _FAILURE:
+            self.problem = "the agent refused to sign: confirm there, or unlock it"
+        return kind, answer
 
     def close(self) -> None:
         self._close()
@@ -62,6 +84,8 @@ class KeyLogin:
         try:
             for label, key in self._keys(agent):
                 self._tried.append(label)
+                if isinstance(key, AgentKey):
+                    transport.auth_timeout = max(transport.auth_timeout, CONFIRMATION + ANSWER)
                 try:
                     if not transport.auth_publickey(self._endpoint.user, key) and transport.is_authenticated():
                         return
@@ -72,7 +96,8 @@ class KeyLogin:
                 except paramiko.AuthenticationException:
                     continue
                 except paramiko.SSHException as error:
-                    raise self._failed(f"; then sshd closed the connection ({error})") from error
+                    closed = f"then sshd closed the connection ({error})"
+                    raise self._failed(f"; {(agent.problem if agent is not None else '') or closed}") from error
         finally:
             if agent is not None:
                 agent.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import select
@@ -28,7 +29,7 @@ from psctl.errors import (
     TimedOut,
     UsageError,
 )
-from psctl.remote import known_hosts, scripts
+from psctl.remote import known_hosts, scripts, ssh_auth
 from psctl.remote.ssh import DROPPED_PATIENCE, LONGEST_WAIT, SshShell
 from psctl.remote.target import Target, resolve
 from tests.helpers.manual_clock import ManualClock
@@ -337,6 +338,72 @@ def test_the_agents_keys_are_used(lab: Any, agent: str) -> None:
     lab.login.unlink()  # its public half stays: the agent has the key
     lab.configure(f"IdentityAgent {agent}")
     assert login(lab.target(server)) == "127.0.0.2"
+
+
+class AskingAgent:
+    """An agent in front of another one: it waits before it signs, as one that asks its user, or refuses.
+
+    Args:
+        path: its socket.
+        behind: the other one's.
+        delay: seconds; None: it refuses.
+    """
+
+    def __init__(self, path: Path, behind: str, delay: float | None) -> None:
+        self._behind, self._delay = behind, delay
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(str(path))
+        self.listening.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # the test has ended
+            while True:
+                caller, _ = self.listening.accept()
+                with caller, socket.socket(socket.AF_UNIX) as agent:
+                    agent.connect(self._behind)
+                    while asked := self._read(caller):
+                        signs = asked[4] == 13
+                        if signs and self._delay is not None:
+                            time.sleep(self._delay)
+                        if signs and self._delay is None:
+                            caller.sendall(b"\0\0\0\1\5")
+                            continue
+                        agent.sendall(asked)
+                        caller.sendall(self._read(agent))
+
+    def _read(self, end: socket.socket) -> bytes:
+        head = end.recv(4, socket.MSG_WAITALL)
+        return head + end.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL) if head else b""
+
+
+@pytest.mark.parametrize(
+    ("delay", "confirmation", "why"),
+    [
+        (1.0, 30.0, ""),
+        (1.0, 0.2, "the agent did not sign (no answer in 0.2 s): confirm there, or unlock it"),
+        (None, 30.0, "the agent refused to sign"),
+    ],
+)
+def test_an_agent_may_ask_its_user(
+    lab: Any, agent: str, delay: float | None, confirmation: float, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh_auth, "CONFIRMATION", confirmation)
+    monkeypatch.setattr(ssh_auth, "ANSWER", 0.5)
+    server = lab.sshd()
+    lab.know(server)
+    environment = {**os.environ, "SSH_AUTH_SOCK": agent}
+    subprocess.run(["ssh-add", "-q", str(lab.login)], check=True, env=environment, capture_output=True)
+    lab.login.unlink()
+    asking = AskingAgent(lab.folder / "asking", agent, delay)
+    lab.configure(f"IdentityAgent {lab.folder}/asking")
+    with asking.listening:
+        if not why:
+            assert login(lab.target(server)) == "127.0.0.2"
+            return
+        with pytest.raises(AuthFailed) as caught:
+            login(lab.target(server))
+        assert why in caught.value.message
 
 
 @pytest.mark.parametrize("named", ["its public half", "a locked file without it"])
