@@ -145,7 +145,7 @@ class DiskFull(PsctlError):
 
 
 class VersionMismatch(PsctlError):
-    """Versions (of Python, torch, a driver, a checkpoint's format) or settings of hosts do not work together."""
+    """Versions (of Python, torch, a driver, a checkpoint) or settings do not work together, or a clock differs."""
 
     code, exit = "version-mismatch", 4
     cure = (
