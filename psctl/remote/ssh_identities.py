@@ -49,7 +49,7 @@ def certifies(certificate: bytes, public: bytes) -> bool:
     Source: OpenSSH's PROTOCOL.certkeys.
     """
     ours, theirs = paramiko.Message(public), paramiko.Message(certificate)
-    kind = ours.get_binary()
+    kind = ours.get_binary().removesuffix(b"@openssh.com")  # of hardware keys
     if not theirs.get_binary().startswith(kind + b"-cert-"):
         return False
     theirs.get_binary()  # the nonce
