@@ -189,7 +189,7 @@ class MasterPort:
 
     def __init__(self, order: JobOrder, credentials: Credentials, notice: Callable[[str], None]) -> None:
         self._order, self._credentials, self._notice = order, credentials, notice
-        self._told, self._lock = False, threading.Lock()
+        self._noticed, self._lock = False, threading.Lock()
         self._rejections = RejectionLog("MASTER_PORT")
         self._address: Address | None = None
         self._store: Address | None = None  # of the tunnels to it
@@ -244,8 +244,8 @@ class MasterPort:
     def refuse_all(self, why: str) -> None:
         """Write to the event log, once, why connections are refused: scripts wait for them in init_process_group."""
         with self._lock:
-            told, self._told = self._told, True
-        if not told:
+            before, self._noticed = self._noticed, True
+        if not before:
             self._notice(
                 f"MASTER_PORT refuses connections, because torch's store cannot be used: {why}; scripts that call "
                 "init_process_group wait there until their own time limit, others train"
