@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import threading
@@ -75,6 +76,20 @@ def token() -> str:
     return os.urandom(8).hex()
 
 
+def taken_beside_a_free_port() -> socket.socket:
+    """Listens on a port whose successor is free.
+
+    Below the range that the kernel takes ports from, so no other test's connection has the successor a moment later.
+    """
+    for first in random.sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError):
+            taken = socket.create_server((HOST, first))
+            with contextlib.suppress(OSError), socket.create_server((HOST, first + 1)):
+                return taken
+            taken.close()
+    raise AssertionError("of 100 ports below the kernel's own none and its successor were free")
+
+
 def ask(port: int, **more: Any) -> link.Question:
     return {
         "to": [HOST, port], "from": HOST, "congestion": "auto", "seconds": 0.1, "burn": 0.02, "repeats": 2, "pings": 10,
@@ -137,7 +152,7 @@ def test_an_answer_to_one_challenge_is_none_to_the_next(token: str) -> None:
 
 
 def test_two_servers_of_a_range_take_two_ports_and_a_third_reports_why_not(token: str) -> None:
-    with socket.create_server((HOST, 0)) as taken:
+    with taken_beside_a_free_port() as taken:
         first = taken.getsockname()[1]
         with server(token, name="h1", ports=[first, first + 1]) as one:
             assert one["ports"][HOST] == first + 1
