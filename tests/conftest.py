@@ -6,9 +6,12 @@ is left at the end is then short.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
+import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +36,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 WHOLE_LIMIT = 420
 """Seconds for a test with real processes: the longest takes 60 s on two quiet cores, and 140 s on slow, busy ones."""
+
+
+STDERR = pytest.StashKey[int]()
+"""A descriptor of this process's stderr, which tests capture."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep stderr for stacks."""
+    config.stash[STDERR] = os.dup(2)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """At a test's limit print all stacks and end the process, also where its output is captured or it runs under xdist.
+
+    By a thread that needs no interpreter lock, in place of pytest-timeout's.
+    """
+    faulthandler.dump_traceback_later(settings.timeout, exit=True, file=item.config.stash[STDERR])
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_cancel_timer() -> bool:
+    """End the timer."""
+    faulthandler.cancel_dump_traceback_later()
+    return True
 
 
 def pytest_collection_finish() -> None:
