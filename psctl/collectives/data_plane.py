@@ -293,10 +293,13 @@ class DataPlane:
         self._release()
 
     def _release(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
-        self._poll.close()
-        os.close(self._wake)
+        with self._changed:  # `abort` of another thread may be about to wake a poller
+            for channel in self._channels.values():
+                channel.close()
+            self._poll.close()
+            if self._wake >= 0:  # a retired plane may be closed later
+                os.close(self._wake)
+                self._wake = -1
 
     @property
     def bytes_by_peer(self) -> dict[str, PeerBytes]:
@@ -418,8 +421,11 @@ class DataPlane:
 
     def _wake_poller(self) -> None:
         """Wake the thread that polls, if there is one, for an event that is not of a channel."""
-        if self._polling:
-            os.eventfd_write(self._wake, 1)
+        if not self._polling:  # without the lock: a thread that polls later sees the event first
+            return
+        with self._changed:  # while a thread polls, the descriptor is not closed, nor used for something else
+            if self._polling:
+                os.eventfd_write(self._wake, 1)
 
 
 class ArrivedPiece:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import pytest
 import torch
 
@@ -11,6 +14,7 @@ from psctl.errors import PeerLost
 from psctl.schedule.algorithms import catalog
 from psctl.types import STRATEGIES, Member
 from tests.helpers.data_planes import DataPlanes
+from tests.helpers.running import until
 from tests.schedule.test_all_reduce import options
 
 NAMES = tuple(name for name in STRATEGIES if name not in ("native", "ps", "cpu"))
@@ -122,3 +126,33 @@ def test_a_lost_process_ends_the_sum_everywhere_and_is_named(hosts: list[int], n
     assert len(lost) == 3
     assert all(isinstance(error, PeerLost) for error in lost)
     assert all("worker/2" in error.message for error in lost), [error.message for error in lost]
+
+
+def test_an_abort_while_the_plane_is_retired_writes_to_no_other_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network's thread aborts a plane; the thread that waited there retires it before the former wakes anything."""
+    write, unwritten = os.eventfd_write, []
+
+    def retire_first(descriptor: int, value: int) -> None:
+        retired.wait(1)
+        try:
+            write(descriptor, value)
+        except OSError as error:
+            unwritten.append(error)
+
+    with DataPlanes([0, 0, 0]) as cast:
+        plane, retired = cast.planes[0], threading.Event()
+
+        def sum_and_retire() -> None:
+            with pytest.raises(RuntimeError, match="a worker is lost"):
+                plane.next_piece(1, 7)
+            plane.retire("a worker is lost")
+            retired.set()
+
+        waiting = threading.Thread(target=sum_and_retire)
+        waiting.start()
+        until(lambda: plane.waits_for == (1,), 5)
+        monkeypatch.setattr(os, "eventfd_write", retire_first)
+        plane.abort("a worker is lost")
+        waiting.join(5)
+        assert retired.is_set()
+        assert not unwritten
