@@ -50,10 +50,10 @@ class _Agent(AgentSSH):  # type: ignore[misc]
             kind, answer = super()._send_message(msg)
         except OSError as error:
             why = f"no answer in {CONFIRMATION:g} s" if isinstance(error, TimeoutError) else str(error)
-            self.problem = f"the agent did not sign ({why}): confirm there, or unlock it"
+            self.problem = f"the agent did not sign: {why}"
             raise paramiko.SSHException(self.problem) from error
         if kind == _FAILURE:
-            self.problem = "the agent refused to sign: confirm there, or unlock it"
+            self.problem = "the agent refused to sign"
         return kind, answer
 
     def close(self) -> None:
@@ -96,8 +96,9 @@ class KeyLogin:
                 except paramiko.AuthenticationException:
                     continue
                 except paramiko.SSHException as error:
-                    closed = f"then sshd closed the connection ({error})"
-                    raise self._failed(f"; {(agent.problem if agent is not None else '') or closed}") from error
+                    if agent is not None and agent.problem:
+                        raise self._unsigned(label, agent.problem) from error
+                    raise self._failed(f"; then sshd closed the connection ({error})") from error
         finally:
             if agent is not None:
                 agent.close()
@@ -111,6 +112,14 @@ class KeyLogin:
         return AuthFailed(
             f"{self._host}: sshd at {address} accepts no key of {user}; tried {tried}{skipped}{end}",
             f"psctl logs in with keys only: `ssh-copy-id{port} {user}@{address}`, or name another identity_file",
+            where=self._host,
+        )
+
+    def _unsigned(self, label: str, problem: str) -> AuthFailed:
+        user, address = self._endpoint.user, self._endpoint.address
+        return AuthFailed(
+            f"{self._host}: no login as {user} at {address}: {problem}; asked for: {label}",
+            "confirm in the agent (a dialog, a touch), unlock it, or name another identity_file",
             where=self._host,
         )
 

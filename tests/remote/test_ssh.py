@@ -381,8 +381,8 @@ class AskingAgent:
     ("delay", "confirmation", "why"),
     [
         (1.0, 30.0, ""),
-        (1.0, 0.2, "the agent did not sign (no answer in 0.2 s): confirm there, or unlock it"),
-        (None, 30.0, "the agent refused to sign"),
+        (1.0, 0.2, "the agent did not sign: no answer in 0.2 s; asked for: "),
+        (None, 30.0, "the agent refused to sign; asked for: "),
     ],
 )
 def test_an_agent_may_ask_its_user(
@@ -404,6 +404,8 @@ def test_an_agent_may_ask_its_user(
         with pytest.raises(AuthFailed) as caught:
             login(lab.target(server))
         assert why in caught.value.message
+        assert "accepts no key" not in caught.value.message
+        assert caught.value.hint.startswith("confirm in the agent")
 
 
 @pytest.mark.parametrize("named", ["its public half", "a locked file without it"])
