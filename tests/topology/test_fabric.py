@@ -43,7 +43,7 @@ class World:
         """Max-min fair rates of flows that run at once: the fullest cable's flows are settled first."""
         left = {pair: self.way(*pair) for pair in pairs}
         room: dict[tuple[str, str], float] = {}
-        for cable in {cable for way in left.values() for cable in way}:
+        for cable in dict.fromkeys(cable for way in left.values() for cable in way):  # no set: in the same order always
             rate = self.above[cable[0]][1]
             room[cable] = self.down.get(cable[0], rate) if cable[1] == "down" else rate
         rates: dict[Pair, float] = {}
