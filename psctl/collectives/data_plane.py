@@ -109,7 +109,7 @@ class DataPlane:
         self.memory = memory
         self._shared = memory.shared
         self._members = members
-        self._changed = threading.Condition()  # reentrant: a sender may write its stream itself
+        self._changed = streams.changed if streams is not None else threading.Condition()
         self._arrived: dict[tuple[int, int], deque[ArrivedPiece]] = {}
         self._offered: dict[tuple[int, int], int] = {}  # (peer, tag) -> pieces that the peer reads in place
         self._returned: dict[tuple[int, int], int] = {}  # of these, how many were returned
@@ -126,7 +126,7 @@ class DataPlane:
         for descriptor, events in self._events.items():
             self._poll.register(descriptor, events)
         if streams is not None:
-            streams.begin(self._changed, self._wake_poller)
+            streams.begin(self._wake_poller)
 
     def buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a vector of zeros, in memory that other processes of this host can read if that is possible."""

@@ -68,7 +68,8 @@ class HostStreams:
     """The TCP streams of one process, and the handler of all of them."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()  # reentrant: a sender may write its stream itself
+        """The lock and condition of these streams, and of the data plane that is made of them while messages arrive."""
         self._wake_poller: Callable[[], None] = lambda: None
         self.peers: dict[int, PeerConnection] = {}
         self._ended: dict[int, str] = {}
@@ -79,9 +80,8 @@ class HostStreams:
         self._early: dict[tuple[int, int], deque[PostedPiece]] = {}
         self._filling: dict[tuple[int, int], PostedPiece] = {}
 
-    def begin(self, changed: threading.Condition, wake_poller: Callable[[], None]) -> None:
-        """Set the condition of waiting threads and the function that wakes a polling thread; call it first."""
-        self._changed = changed
+    def begin(self, wake_poller: Callable[[], None]) -> None:
+        """Set the function that wakes a polling thread, before any thread polls."""
         self._wake_poller = wake_poller
 
     # ---- with the lock -------------------------------------------------------------------------------------------
@@ -132,14 +132,14 @@ class HostStreams:
     def on_connected(self, peer: PeerConnection) -> None:
         """Add a stream."""
         peer.on_written = self._written
-        with self._changed:
+        with self.changed:
             self.peers[peer.member.rank] = peer
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def receive_buffer_for(self, peer: PeerConnection, message: PiecePart, size: int) -> memoryview | None:
         """Return the buffer for a part: in its piece's place, or a new one when none is posted."""
         key = peer.member.rank, message.tag
-        with self._changed:
+        with self.changed:
             if message.offset == 0 and key not in self._filling:
                 self._filling[key] = self._next(key, message.size)
             piece = self._filling.get(key)
@@ -165,7 +165,7 @@ class HostStreams:
         if payload is None:
             raise ProtocolError("it sent an empty part")
         key = peer.member.rank, message.tag
-        with self._changed:
+        with self.changed:
             piece = self._filling[key]
             start, piece.at = piece.at, piece.at + len(payload)
             if piece.place is None:
@@ -178,32 +178,32 @@ class HostStreams:
                 del self._filling[key]
             elif piece.at < piece.wanted:
                 return
-            self._changed.notify_all()
+            self.changed.notify_all()
         self._wake_poller()
 
     def _written(self, message: WireMessage, size: int) -> None:
         assert isinstance(message, PiecePart), "nothing else is sent here"
-        with self._changed:
+        with self.changed:
             posted = self._sending.pop(message.number, None)
             if posted is None:
                 return
             posted.done = True
-            self._changed.notify_all()
+            self.changed.notify_all()
         self._wake_poller()
 
     def on_connection_lost(self, peer: PeerConnection, error: ConnectionFailed) -> None:
         """Record the end of a stream, and wake waiting threads."""
-        with self._changed:
+        with self.changed:
             self._ended[peer.member.rank] = error.message
-            self._changed.notify_all()
+            self.changed.notify_all()
         self._wake_poller()
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def await_all(self, ranks: set[int], timeout: float) -> set[int]:
         """Wait until there is a stream to each of these ranks; return the ranks without one after `timeout`."""
-        with self._changed:
-            self._changed.wait_for(lambda: ranks <= self.peers.keys(), timeout)
+        with self.changed:
+            self.changed.wait_for(lambda: ranks <= self.peers.keys(), timeout)
             return ranks - self.peers.keys()
 
     def close(self, reason: str, patience: float) -> None:

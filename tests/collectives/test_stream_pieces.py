@@ -37,9 +37,7 @@ class Two:
 
     def __init__(self) -> None:
         self.ends = streams([0, 1], MemoryNetwork(window=WINDOW, silence=0.2))
-        self.changed = [threading.Condition(), threading.Condition()]
-        for end, changed in zip(self.ends, self.changed, strict=True):
-            end.begin(changed, lambda: None)
+        self.changed = [end.changed for end in self.ends]
 
     def peer(self, rank: int) -> Any:
         """Return what rank `rank` sends to the other by."""
@@ -191,3 +189,35 @@ def test_no_schedule_waits_in_a_circle_where_windows_are_narrow(name: str, monke
         found: dict[int, list[torch.Tensor]] = {}
         assert cast.all(lambda rank: found.update({rank: play(rank)})) == [None] * world
         assert all(torch.equal(vector, expected) for vectors in found.values() for vector in vectors)
+
+
+def test_messages_may_arrive_while_the_plane_of_their_streams_is_made() -> None:
+    """The peer may have connected to all before this process has, and sends."""
+    me, other, made = Member("worker", 0), Member("worker", 1), []
+    end = HostStreams()
+
+    class Early:
+        member = other
+
+        def withhold_credit(self, size: int) -> None:
+            made.append(DataPlane(0, 2, {}, PlaneMemory(SharedAllocator(SegmentClient(me, None), 64)), {}, end))
+
+        def release_credit(self, size: int) -> None:
+            pass
+
+        def close(self, reason: str) -> None:
+            pass
+
+        def join(self, timeout: float) -> bool:
+            return True
+
+    peer: Any = Early()
+    end.on_connected(peer)
+    message = PiecePart(3, 0, 5, 1)
+    assert end.receive_buffer_for(peer, message, 5) is not None
+    end.on_message(peer, message, memoryview(b"early"))
+    place = bytearray(5)
+    with end.changed:
+        assert end.expect(1, 3, memoryview(place)).done
+    assert place == b"early"
+    made[0].retire("the test ends")
