@@ -20,6 +20,8 @@ UNIT := tests/spec tests/topology tests/schedule tests/ps tests/transport/protoc
 	tests/checkpoint tests/test_units.py tests/worker/test_loader.py tests/train_state/test_state_trees.py \
 	tests/train_state/test_common_step.py tests/remote/test_known_hosts.py
 PURE := $(UNIT) tests/launch
+# Files with threads in the tests' own process, which `make soak` delays at random.
+THREADED := tests/client tests/collectives tests/kv/test_store.py tests/server tests/sync tests/worker
 
 .PHONY: demo docs unit test simulate torture soak bench lint audit lock clean system
 
@@ -55,6 +57,7 @@ torture: system $(VENV)/installed-dev
 
 soak: system $(VENV)/installed-dev $(VENV)/installed-fuzzer $(VENV)/installed-libraries
 	$(BIN)/python -m pytest -m soak -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --timeout 1800 --durations=15
+	$(BIN)/python -m pytest -p tests.helpers.thread_delays -m "not soak" -n 4 --timeout 600 $(THREADED)
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest -m "not soak" -n 2 $(PURE)
 
 bench: $(VENV)/installed-dev
