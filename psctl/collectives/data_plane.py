@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -119,6 +120,8 @@ class DataPlane:
         self._exchange: ShmExchange | None = None
         self._exchange_tried = not is_supported() or len(self._channels) != world - 1
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Not closed by `close`: another thread may be about to write it, when the number may be another file's.
+        weakref.finalize(self, os.close, self._wake).atexit = False
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
         self._by_descriptor = {channel.fileno(): rank for rank, channel in self._channels.items()}
@@ -293,13 +296,10 @@ class DataPlane:
         self._release()
 
     def _release(self) -> None:
-        with self._changed:  # `abort` of another thread may be about to wake a poller
+        with self._changed:  # another thread may be in `abort`
             for channel in self._channels.values():
                 channel.close()
             self._poll.close()
-            if self._wake >= 0:  # a retired plane may be closed later
-                os.close(self._wake)
-                self._wake = -1
 
     @property
     def bytes_by_peer(self) -> dict[str, PeerBytes]:
@@ -421,11 +421,8 @@ class DataPlane:
 
     def _wake_poller(self) -> None:
         """Wake the thread that polls, if there is one, for an event that is not of a channel."""
-        if not self._polling:  # without the lock: a thread that polls later sees the event first
-            return
-        with self._changed:  # while a thread polls, the descriptor is not closed, nor used for something else
-            if self._polling:
-                os.eventfd_write(self._wake, 1)
+        if self._polling:
+            os.eventfd_write(self._wake, 1)
 
 
 class ArrivedPiece:
