@@ -1,4 +1,4 @@
-"""A pytest plugin that delays threads at random calls within psctl, so that they meet in orders that are else rare.
+"""A pytest plugin that delays threads at random calls within psctl, which makes rare interleavings likely.
 
     python -m pytest -p tests.helpers.thread_delays tests/sync
 
