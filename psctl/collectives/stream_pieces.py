@@ -73,7 +73,8 @@ class HostStreams:
         self._wake_poller: Callable[[], None] = lambda: None
         self.peers: dict[int, PeerConnection] = {}
         self._ended: dict[int, str] = {}
-        self._closing = False
+        self._closed = ""
+        """Why all streams are closed, those too that are made later; "" while they are not."""
         self._number = 0
         self._sending: dict[int, PostedPiece] = {}  # by the number of the last part
         self._expected: dict[tuple[int, int], deque[PostedPiece]] = {}
@@ -130,11 +131,14 @@ class HostStreams:
     # ---- the handler: each peer's reader and writer thread -------------------------------------------------------
 
     def on_connected(self, peer: PeerConnection) -> None:
-        """Add a stream."""
+        """Add a stream; one whose handshake ended after `close` is closed."""
         peer.on_written = self._written
         with self.changed:
             self.peers[peer.member.rank] = peer
+            late = self._closed
             self.changed.notify_all()
+        if late:
+            peer.close(late)
 
     def receive_buffer_for(self, peer: PeerConnection, message: PiecePart, size: int) -> memoryview | None:
         """Return the buffer for a part: in its piece's place, or a new one when none is posted."""
@@ -208,9 +212,10 @@ class HostStreams:
 
     def close(self, reason: str, patience: float) -> None:
         """Close all streams, after queued messages are sent if that takes at most `patience` seconds."""
-        self._closing = True
-        peers = dict(self.peers)
-        for peer in peers.values():
+        with self.changed:
+            self._closed = self._closed or reason
+            peers = list(self.peers.values())
+        for peer in peers:
             try:
                 if patience:
                     peer.flush(patience)

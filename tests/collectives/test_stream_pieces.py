@@ -16,15 +16,17 @@ from psctl.collectives.allreduce_backends import ScheduleAllReduce
 from psctl.collectives.data_plane import DataPlane, PlaneMemory
 from psctl.collectives.player import SPAN, SchedulePlayer
 from psctl.collectives.rank_program import make_program
-from psctl.collectives.stream_pieces import PART, HostStreams, PiecePart
+from psctl.collectives.stream_pieces import PART, HostStreams, PiecePart, PlaneKinds
 from psctl.errors import TimedOut
 from psctl.ps.pieces import bytes_view
 from psctl.schedule.algorithms import catalog
 from psctl.transport.shared_memory import SegmentClient, SharedAllocator
 from psctl.types import Member
 from tests.collectives.test_data_plane import NAMES
+from tests.helpers.credentials import credentials
 from tests.helpers.data_planes import DataPlanes, streams
 from tests.helpers.memory_stream import MemoryNetwork
+from tests.helpers.running import until
 from tests.schedule.test_all_reduce import options
 
 WINDOW = 64 << 10
@@ -221,3 +223,16 @@ def test_messages_may_arrive_while_the_plane_of_their_streams_is_made() -> None:
         assert end.expect(1, 3, memoryview(place)).done
     assert place == b"early"
     made[0].retire("the test ends")
+
+
+def test_a_stream_that_is_made_after_the_close_is_closed() -> None:
+    """Its handshake ended while this process gave up connecting: the peer must not take itself as connected."""
+    network = MemoryNetwork(silence=0.2)
+    ends = [HostStreams(), HostStreams()]
+    acceptor = network.acceptor(credentials(Member("worker", 0)), PlaneKinds, ends[0])
+    ends[0].close("it could not connect to all", 0.0)
+    network.dial(acceptor.address, credentials(Member("worker", 1)), Member("worker", 0), PlaneKinds, ends[1], 20.0)
+    until(lambda: "it could not connect to all" in ends[1].end_reason(0), 10)
+    acceptor.close()
+    ends[1].close("the test ends", 0.0)
+    assert all(end.join(10) for end in ends)
