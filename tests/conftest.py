@@ -64,6 +64,11 @@ def pytest_timeout_cancel_timer() -> bool:
     return True
 
 
+def pytest_enter_pdb() -> None:
+    """Let a debugger take its time."""
+    faulthandler.cancel_dump_traceback_later()
+
+
 def pytest_collection_finish() -> None:
     """Collect from now on, but not what the imports made."""
     gc.freeze()

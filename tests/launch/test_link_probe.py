@@ -77,9 +77,9 @@ def token() -> str:
 
 
 def taken_beside_a_free_port() -> socket.socket:
-    """Listens on a port whose successor is free.
+    """Return a socket that listens on a port whose successor is free.
 
-    Below the range that the kernel takes ports from, so no other test's connection has the successor a moment later.
+    It is below the range that the kernel takes ports from, so no other connection has the successor a moment later.
     """
     for first in random.sample(range(20_000, 32_000), 100):
         with contextlib.suppress(OSError):
