@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,16 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     made = tmp_path / "w" / "jobs" / "digits-1" / "a"
     yield made
     pending_orders.discard_orders(str(made))
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    """A folder in memory for this test alone, for other tests' orders would count as old too."""
+    if not pending_orders.memories():
+        pytest.skip("this machine has no file system in memory")
+    made = tempfile.mkdtemp(dir=pending_orders.memories()[-1])
+    yield made
+    shutil.rmtree(made)
 
 
 def there(shell: LocalShell, program: str, verb: str, question: dict[str, Any], stdin: bytes = b"") -> Any:
@@ -118,18 +130,18 @@ LATER = {"UNREAD": -1}
 )  # fmt: skip
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_orders_that_no_agent_will_read_are_removed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, words: dict[str, Any], old: bool, kept: bool, on_disk: bool
-) -> None:
+    folder: Path, memory: str, monkeypatch: pytest.MonkeyPatch, words: dict[str, Any], old: bool, kept: bool,
+    on_disk: bool,
+) -> None:  # fmt: skip
     folder.mkdir(parents=True)
     with monkeypatch.context() as patched:
-        if on_disk:
-            patched.setattr(pending_orders, "memories", list)
+        patched.setattr(pending_orders, "memories", lambda: [] if on_disk else [memory])
         if words is LATER:
-            monkeypatch.setattr(pending_orders, "UNREAD", LATER["UNREAD"])
+            patched.setattr(pending_orders, "UNREAD", LATER["UNREAD"])
         path = renamed(pending_orders.keep_orders(str(folder), ORDERS)[0], **({} if words is LATER else words))
-    if old:
-        os.utime(path, (1e9, 1e9))
-    pending_orders.sweep_unread(str(folder.parents[2]))
+        if old:
+            os.utime(path, (1e9, 1e9))
+        pending_orders.sweep_unread(str(folder.parents[2]))
     assert path.exists() == kept
 
 
@@ -142,13 +154,18 @@ QUESTIONS = {
 
 @pytest.mark.parametrize("command", QUESTIONS)
 def test_every_inspection_of_a_host_removes_them(
-    shell: LocalShell, folder: Path, command: str, monkeypatch: pytest.MonkeyPatch
+    shell: LocalShell, folder: Path, command: str, memory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = Path(begin(shell, folder)["orders"])
     verb, question = QUESTIONS[command]
-    text = program_source(HOST_STATE)
-    assert f"UNREAD = {pending_orders.UNREAD}\n" in text
-    later = text.replace(f"UNREAD = {pending_orders.UNREAD}\n", f"UNREAD = {LATER['UNREAD']}\n")
-    monkeypatch.setattr(host_programs, "program_source", lambda program: later)
+    changes = {f"UNREAD = {pending_orders.UNREAD}\n": f"UNREAD = {LATER['UNREAD']}\n", '"/dev/shm"': repr(memory)}
+
+    texts = {program: program_source(program) for program in (HOST_FILES, HOST_STATE)}
+    for old, new in changes.items():
+        assert all(old in text for text in texts.values())
+        texts = {program: text.replace(old, new) for program, text in texts.items()}
+    monkeypatch.setattr(host_programs, "program_source", texts.__getitem__)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    path = Path(begin(shell, folder)["orders"])
+    assert str(path.parent) == memory
     there(shell, HOST_STATE, verb, question(folder))
     assert not path.exists()
