@@ -3,7 +3,6 @@
     PsctlError                      code, exit, message, hint, where
     |- UsageError                   usage               2   the command line is wrong
     |- InvalidFile                  invalid-file        2   a cluster, job or topology file is wrong
-    |- NotInThisVersion             usage / invalid-file 2  promised, not built yet
     |- HostUnreachable              host-unreachable    3   no route, refused, name unknown
     |  |- LoginShellFailed          host-unreachable    3   logged in, but its login shell runs no command
     |  '- AllocationEnded           host-unreachable    3   the Slurm allocation of the host has ended
@@ -83,20 +82,6 @@ class InvalidFile(PsctlError, ValueError):
         "Correct the line that the message names; `psctl validate FILE` finds all mistakes at once, `psctl "
         "explain KEY` has each key."
     )
-
-
-class NotInThisVersion(UsageError):
-    """Something that psctl does not support yet, such as a sparse gradient; it is refused, never ignored.
-
-    Args:
-        what: the command, option, key, value or kind of tensor, as the user wrote it.
-        where: file:line:column for an entry of a file; the code is then invalid-file.
-    """
-
-    def __init__(self, what: str, hint: str = "", where: str = "") -> None:
-        super().__init__(f"{what}: not in this version", hint or "leave it out", where)
-        if where:
-            self.code = "invalid-file"
 
 
 class HostUnreachable(PsctlError):

@@ -99,6 +99,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     factor_rows: int | None = None  # rows of a worker's batch, where gradients of linear layers may go as factors
     compute: float | None = None  # seconds of compute of a step, for the plan
     replan: bool = False  # another strategy may be taken at a checkpoint, when the first steps are measured
+    joint_batch_norm: bool = False  # BatchNorm's statistics are of all workers' batches
     bucket: int | None = None  # bytes of gradients that a collective sums together; 0: measured in the first steps
     step_in_backward: bool = False  # some parameters are stepped while backward runs (update: sharded)
     log_limit: int = 10**9  # bytes of the log files of a rank on a host

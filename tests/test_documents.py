@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from psctl.errors import NotInThisVersion
 from psctl.spec.cluster import load_cluster
 from psctl.spec.job import load_job
 from psctl.spec.kinds import kind_of
@@ -90,15 +89,3 @@ def test_every_path_that_a_document_names_exists(path: Path) -> None:
     missing = [each for each in dict.fromkeys(named) if not list(ROOT.glob(each.rstrip("./")))]
     missing += [each for each in dict.fromkeys(links) if not (path.parent / each).exists()]
     assert not missing, f"{path.relative_to(ROOT)}: {missing}"
-
-
-def test_the_changelog_refuses_what_is_refused_and_nothing_else() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text()
-    (refused,) = re.findall(r'^- Refused with "not in this version".*?(?=^- )', text + "- ", re.M | re.S)
-    named = [found.split(".") for found in re.findall(r"`(\w+\.\w+: \w+)`", refused)]
-    job = "version: 1\nname: digits\nscript: train.py\n"
-    for section, value in named:
-        with pytest.raises(NotInThisVersion):
-            load_job(f"{job}{section}: {{{value}}}\n", "job.yaml")
-    sources = (ROOT / "psctl" / "spec").glob("*.py")
-    assert sum(len(re.findall(r"\bonly=\(", source.read_text())) for source in sources) == len(named)

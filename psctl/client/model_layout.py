@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from psctl.errors import NotInThisVersion, UsageError
+from psctl.errors import UsageError
 from psctl.job.training_messages import Decision
 from psctl.ps.dense.shard_state import Terms
 from psctl.ps.server_optimizers import fit_name, numbers, scalars, untouched
 from psctl.types import Layout, Number, ParameterInfo
 
-_FLOATS = {"float64", "float32", "bfloat16", "float16"}
+_FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
 BESIDE_WORKERS = 1 / 4
@@ -65,8 +65,8 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, apart
         apart: each worker steps by itself: the optimizer stays on the workers.
 
     Raises:
-        UsageError: nothing is trainable, or the optimizer holds a parameter that the model does not.
-        NotInThisVersion: a trainable parameter of a type that cannot be summed.
+        UsageError: nothing is trainable, a trainable parameter has a type that cannot be summed, or the optimizer holds
+            a parameter that the model does not.
     """
     groups = _groups_by_parameter(model, optimizer)
     infos, linear = [], linear_layers(model)
@@ -78,7 +78,10 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, apart
             )
         dtype = str(parameter.dtype).removeprefix("torch.")
         if parameter.requires_grad and dtype not in _FLOATS:
-            raise NotInThisVersion(f"a trainable parameter of type {dtype} ({name})")
+            raise UsageError(
+                f"parameter {name} is trainable and of type {dtype}, which cannot be summed",
+                f"convert it to one of {', '.join(_FLOATS)}, or set its requires_grad to False",
+            )
         infos.append(
             ParameterInfo(
                 name, tuple(parameter.shape), dtype, groups.get(id(parameter), -1), parameter.requires_grad,

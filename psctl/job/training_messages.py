@@ -141,7 +141,8 @@ class Decision(JobMessage, frozen=True):
     `bucket`: bytes of gradients that a collective sums together; 0: measured in the first steps; None: the default.
     `start`: the broadcast of start values over the connections of the sums; None: a sum with zeros.
     `step_in_backward`: some buckets of a sharded optimizer, or some shards, are stepped while backward runs.
-    `servers_apart`: no server shares a host with a worker.
+    `servers_apart`: no server shares a host with a worker. `joint_batch_norm`: BatchNorm's statistics are of all
+    workers' batches.
     """
 
     strategy: str
@@ -165,6 +166,7 @@ class Decision(JobMessage, frozen=True):
     racks: tuple[str, ...] = ()
     step_in_backward: bool = False
     servers_apart: bool = False
+    joint_batch_norm: bool = False
 
 
 class Go(JobMessage, frozen=True):

@@ -89,7 +89,7 @@ def choose_cluster(
 
     Raises:
         NoSuchCluster: there is none of that name, or no such file.
-        InvalidFile, NotInThisVersion: its file is wrong.
+        InvalidFile: its file is wrong.
     """
     shell, here = environment or {}, Path.cwd()
     if asked:

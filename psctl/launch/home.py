@@ -70,7 +70,7 @@ class KnownCluster(msgspec.Struct, frozen=True):
         """Return the cluster as it was then; not for the embedded one.
 
         Raises:
-            InvalidFile, NotInThisVersion: another version of psctl read it.
+            InvalidFile: another version of psctl read it.
         """
         return load_cluster(self.text, self.source, self.found, self.allocation, self.racks)
 

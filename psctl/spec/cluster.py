@@ -299,7 +299,6 @@ def load_cluster(
 
     Raises:
         InvalidFile: malformed or contradictory; the user's fault, with file:line:column.
-        NotInThisVersion: a key or value that is promised and not built yet.
     """
     from psctl.spec.job import JobSpec  # which itself needs this module
 

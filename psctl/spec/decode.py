@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from psctl.errors import InvalidFile, NotInThisVersion, PsctlError
+from psctl.errors import InvalidFile, PsctlError
 from psctl.spec.fields import Doc, Internal, KeyPattern, Notation, Section, choice
 from psctl.spec.nearest import did_you_mean, nearest
 from psctl.spec.yaml_nodes import Mapping, Node, Scalar, Sequence, join
@@ -163,23 +163,16 @@ class Decoder:
             below = join(path, key)
             if key in declared:
                 values[key] = self._field(value, declared[key], value.path or below)
-            elif key in section.later:
-                self.problems.append(NotInThisVersion(below, where=where))
             else:
                 near = nearest(key, declared)
                 self._add(join(path, near or key), self._unknown(key, path, declared, where))
         given = {key: value for key, value in values.items() if value not in (_ABSENT, _BROKEN)}
         lacking = []
-        pending = any(entry.key in section.later for entry in node.entries)
         for field in declared.values():
             if field.required and field.name not in given:
                 lacking.append(field.name)
                 missing = join(path, field.name)
-                if (
-                    values.get(field.name) is not _BROKEN
-                    and not pending
-                    and not self._misspelt(field.name, node, declared)
-                ):
+                if values.get(field.name) is not _BROKEN and not self._misspelt(field.name, node, declared):
                     self._add(missing, InvalidFile(f"{missing}: missing", f"{missing}: {field.text}", node.where))
         if path:
             attributes = {field.encode_name: field.name for field in msgspec.structs.fields(section)}
@@ -217,13 +210,6 @@ class Decoder:
         value = self._value(node, field.kind, notation, field.note(KeyPattern), path)
         for error in self.problems[before:]:
             error.hint = error.hint or f"{path}: {field.text}"
-        if value is _BROKEN:
-            return value
-        built = notation is None or notation.only is None or value in (*notation.only, _ABSENT)
-        if not built and notation is not None and notation.only is not None and type(value) not in notation.only:
-            valid = ", ".join(_written_value(each) for each in notation.only)
-            written = node.written() if isinstance(node, Scalar) else ", ".join(_keys(node))
-            self.problems.append(NotInThisVersion(f"{path}: {written}", f"this version has: {valid}", node.where))
         return value
 
     def _value(self, node: Node, kind: object, notation: Notation | None, keys: KeyPattern | None, path: str) -> object:
@@ -297,13 +283,3 @@ def _written(place: str, key: str) -> str:
     for section in reversed(place.split(".") if place else []):
         text = f"{section}: {{{text}}}" if section not in LISTS else f"{section}: [{{{text}}}]"
     return text
-
-
-def _keys(node: Node) -> list[str]:
-    return [entry.key for entry in node.entries] if isinstance(node, Mapping) else [node.written()]
-
-
-def _written_value(value: object) -> str:
-    if isinstance(value, type) and issubclass(value, Section):
-        return f"{{{', '.join(one.name for one in msgspec.structs.fields(value))}: ...}}"
-    return str(value).lower() if isinstance(value, bool) else "[]" if value == () else str(value)

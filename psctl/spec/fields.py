@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -21,23 +21,19 @@ JsonSchema = dict[str, Any]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every group of keys in a file. `later` names keys that are promised and not in this version."""
-
-    later: ClassVar[tuple[str, ...]] = ()
+    """Base of every group of keys in a file."""
 
 
 class Notation(msgspec.Struct, frozen=True):
     """The notation of one scalar.
 
     `expected` completes "expected ..."; `parse` returns the value or raises ValueError, whose text, if any, replaces
-    `expected`; `schema` is its JSON Schema; `only` holds the values and sections that this version has built (None:
-    all).
+    `expected`; `schema` is its JSON Schema.
     """
 
     expected: str
     parse: Callable[[Scalar], object]
     schema: JsonSchema
-    only: tuple[object, ...] | None = None
 
 
 class Doc(msgspec.Struct, frozen=True):
@@ -125,7 +121,7 @@ def real(low: float, high: float) -> Notation:
     )
 
 
-def truth(only: tuple[bool, ...] | None = None) -> Notation:
+def truth() -> Notation:
     """Return the notation of true and false; YAML's older yes, no, on and off are read too."""
     values = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -134,10 +130,10 @@ def truth(only: tuple[bool, ...] | None = None) -> Notation:
             raise ValueError
         return values[scalar.text.lower()]
 
-    return Notation("true or false", parse, {"type": "boolean"}, only)
+    return Notation("true or false", parse, {"type": "boolean"})
 
 
-def choice(*names: str, only: tuple[str | type[Section], ...] | None = None) -> Notation:
+def choice(*names: str) -> Notation:
     """Return the notation of one of a few words; the error of an unknown one names the nearest."""
 
     def parse(scalar: Scalar) -> str:
@@ -146,7 +142,7 @@ def choice(*names: str, only: tuple[str | type[Section], ...] | None = None) -> 
             raise ValueError(f"unknown value {scalar.written()}{near}; expected {' | '.join(names)}")
         return scalar.text
 
-    return Notation(" | ".join(names), parse, {"enum": list(names)}, only)
+    return Notation(" | ".join(names), parse, {"enum": list(names)})
 
 
 def duration(longest: float = 366 * 86400.0, shortest: float = 0.0) -> Notation:

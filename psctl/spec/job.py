@@ -120,8 +120,11 @@ class SyncSpec(Section, frozen=True):
     ] = ()
     batchnorm: Annotated[
         Literal["local", "sync"],
-        choice("local", "sync", only=("local",)),
-        Doc("BatchNorm's statistics: local to each worker (rank 0's are kept), or of all workers."),
+        choice("local", "sync"),
+        Doc(
+            "BatchNorm's statistics: local to each worker (rank 0's are kept); sync: of all workers' batches, by two "
+            "sums of short vectors a layer and step."
+        ),
     ] = "local"
     factor_rows: Annotated[
         int | None,
@@ -348,7 +351,6 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
 
     Raises:
         InvalidFile: malformed or contradictory; the user's fault, with file:line:column, or the --set.
-        NotInThisVersion: a key or value that is promised and not built yet.
         UsageError: an override that is no key=value.
     """
     decoder = Decoder({"cluster file": ClusterSpec})
@@ -543,6 +545,20 @@ def _check_step_in_backward(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
         )
 
 
+def _check_batchnorm(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """Settings under which workers are not all in the same forward."""
+    if spec.sync.batchnorm == "local":
+        return
+    refused = {
+        f"consistency: {_mode(spec.sync.consistency)}": (spec.sync.consistency != "bsp", "consistency: bsp"),
+        "restart.on_worker_loss: continue": (spec.restart.on_worker_loss == "continue", "on_worker_loss: wait"),
+    }
+    for other, (given, cure) in refused.items():
+        if given:
+            text = f"sync cannot be combined with {other}: every layer's statistics need all workers, in the same step"
+            yield "sync.batchnorm", text, f"{cure}, or batchnorm: local"
+
+
 def _check_racks(sync: SyncSpec) -> Iterator[tuple[str, str, str]]:
     """Settings under which there are no sums by rack."""
     refused = {
@@ -634,6 +650,7 @@ _CONTRADICTIONS: dict[tuple[str, ...], Callable[[JobSpec], Iterator[tuple[str, s
     ("outputs",): lambda spec: check_outputs(spec.outputs),
     ("sync",): _check_filters,
     ("sync", "servers", "replicas"): _check_strategy,
+    ("sync", "restart"): _check_batchnorm,
     ("loader", "sync"): _check_share,
     ("env", "secrets"): _check_variables,
 }

@@ -59,7 +59,7 @@ class KeyEntry(msgspec.Struct, frozen=True):
     Args:
         path: such as "sync.consistency"; items of lists have no index.
         file: "cluster.yaml" or "job.yaml".
-        text: its meaning; of a key that is not in this version, that.
+        text: its meaning.
         value: what may be written.
         default: as it would be written; "" when the key is required.
         example: a line of the file.
@@ -89,8 +89,6 @@ def _below(section: type[Section], file: str, above: str) -> Iterator[KeyEntry]:
         yield KeyEntry(path, file, text, _value(field), default, _example(path, default, field))
         for inner in sections:
             yield from _below(inner, file, path)
-    for name in section.later:
-        yield KeyEntry(join(above, name), file, "Promised; not in this version, which refuses it.", "-", "", "")
 
 
 def _sections_below(kind: object) -> list[type[Section]]:

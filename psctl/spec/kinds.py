@@ -38,7 +38,7 @@ def load(text: str, source: str) -> ClusterSpec | JobSpec:
     """Read a cluster file or a job file.
 
     Raises:
-        InvalidFile, NotInThisVersion: as load_cluster and load_job do.
+        InvalidFile: as load_cluster and load_job do.
     """
     return load_cluster(text, source) if kind_of(text, source) == "cluster" else load_job(text, source)
 

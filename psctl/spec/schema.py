@@ -1,7 +1,6 @@
 """JSON Schemas of cluster.yaml and job.yaml, made from the fields that the loader reads, for completion in editors.
 
-They hold what this version accepts: a key or value that is promised and not built yet is left out, as the loader
-refuses it. Contradictions between keys are found by the loader only.
+Contradictions between keys are found by the loader only.
 """
 
 from __future__ import annotations
@@ -49,8 +48,6 @@ def _kind(kind: object, field: Field) -> JsonSchema:
     """Return the schema of a type whose scalars have the field's notation."""
     notation = field.note(Notation)
     origin = typing.get_origin(kind)
-    if origin is tuple and notation is not None and notation.only == ((),):
-        return {"type": "array", "maxItems": 0}
     if origin is tuple and field.kind is kind and typing.get_args(kind)[-1] is Ellipsis:
         items: JsonSchema = {"type": "array", "items": _items(typing.get_args(kind)[0], field)}
         instead = field.note(Instead)
@@ -59,11 +56,9 @@ def _kind(kind: object, field: Field) -> JsonSchema:
         keys = field.note(KeyPattern)
         names = {"propertyNames": {"pattern": f"^({keys.pattern})$"}} if keys else {}
         return {"type": "object", "additionalProperties": _kind(typing.get_args(kind)[1], field)} | names
-    written = _scalar(notation) if notation is not None else {"anyOf": []}
+    written = dict(notation.schema) if notation is not None else {"anyOf": []}
     choices = list(written["anyOf"]) if list(written) == ["anyOf"] else [written]
-    for section in sections_in(kind):
-        if notation is None or notation.only is None or section in notation.only:
-            choices.append(section_schema(section))
+    choices += [section_schema(section) for section in sections_in(kind)]
     if types.NoneType in members(kind):
         choices.append({"type": "null"})
     return choices[0] if len(choices) == 1 else {"anyOf": choices}
@@ -73,9 +68,3 @@ def _items(kind: object, field: Field) -> JsonSchema:
     short = field.note(ShortForm)
     inner = _kind(kind, field)
     return {"anyOf": [{"type": "string", "description": short.text}, inner]} if short else inner
-
-
-def _scalar(notation: Notation) -> JsonSchema:
-    if notation.only is None:
-        return dict(notation.schema)
-    return {"enum": [each for each in notation.only if not isinstance(each, type)]}

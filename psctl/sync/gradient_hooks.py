@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol
 import torch
 from torch import nn
 
-from psctl.errors import NotInThisVersion, UsageError
+from psctl.errors import UsageError
 
 
 def raise_usage(problem: str, hint: str) -> NoReturn:
@@ -108,8 +108,9 @@ class GradientHooks:
     def _computed(self, index: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is not None and gradient.layout is not torch.strided:
-            raise NotInThisVersion(
-                f"a sparse gradient (parameter {self._names[index]})", "make the embedding with sparse=False"
+            raise UsageError(
+                f"parameter {self._names[index]} has a sparse gradient, which cannot be summed",
+                "make the embedding with sparse=False, or use psctl.nn.SparseEmbedding, whose rows servers hold",
             )
         self.outstanding = True
         if self._paused:

@@ -1,6 +1,7 @@
 """The training state of a worker in checkpoints, and the agreements with the coordinator on steps and examples.
 
 prepared_model: the prepared model, hooks on its modules, and the step of the prepared optimizer
+joint_batch_norm: BatchNorm layers with the mean and variance of all workers' batches
 training_parts: model, optimizer, scheduler and tracked objects as named tensors and JSON values
 state_trees: nested dicts and lists of tensors as JSON and named tensors, and back
 random_generators: python's, numpy's and torch's generators: seeded within steps, the script's own outside

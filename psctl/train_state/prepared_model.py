@@ -153,16 +153,27 @@ def _subclass(original: type[nn.Module], values: ModelValues, hooks: ForwardHook
                 return copy.copy(self)
 
         def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
-            whole = copy.deepcopy(self).__reduce_ex__(protocol)
-            assert isinstance(whole, tuple), "a string names a global"
-            made, args, *rest = whole
-            if made is _newobj:  # it must name the class of this object; the older form need not
-                return copyreg._reconstructor, (original, object, None), *rest  # type: ignore[attr-defined]
-            return made, args, *rest
+            return reduce_as(original, copy.deepcopy(self), protocol)
 
     Prepared.__name__, Prepared.__qualname__ = original.__name__, original.__qualname__
     Prepared.__module__, Prepared.__doc__ = original.__module__, original.__doc__
     return Prepared
+
+
+def reduce_as(original: type[nn.Module], module: nn.Module, protocol: SupportsIndex) -> tuple[object, ...]:
+    """Return the form in which an object of a subclass of `original` is pickled as `module`.
+
+    Args:
+        original: the class of `module`.
+        module: the state is that of this object.
+        protocol: pickle's.
+    """
+    whole = module.__reduce_ex__(protocol)
+    assert isinstance(whole, tuple), "a string names a global"
+    made, args, *rest = whole
+    if made is _newobj:  # it must name the class of the pickled object; the older form need not
+        return copyreg._reconstructor, (original, object, None), *rest  # type: ignore[attr-defined]
+    return made, args, *rest
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from psctl.train_state.prepared_model import replace_step, swap_class
 from psctl.train_state.random_generators import reseed, step_hooks
 from psctl.train_state.training_parts import Stateful, TrackedState, TrainingParts, load_saved
 from psctl.types import Layout
-from psctl.worker.collective_calls import CollectiveCalls, ScriptLinks
+from psctl.worker.collective_calls import CollectiveCalls, ScriptLinks, join_layers
 from psctl.worker.followed_loop import FollowedLoop
 from psctl.worker.loader import Example, Loader, Minibatch
 from psctl.worker.shard_stream import Shard, ShardStream
@@ -236,6 +236,7 @@ class Run(CollectiveCalls):
         synchronizer = build_synchronizer(parts, decision, self._tools(outer))
         replaces = self._progress.replace_lost_worker(decision.resume, parts, synchronizer)
         rows.join(synchronizer, self.step)
+        join_layers(model, decision, self._collectives, self._weight)
         swap_class(model, synchronizer, step_hooks(model, self._progress.on_forward))
         if optimizer is not None:
             replace_step(optimizer, self._step)
@@ -289,6 +290,8 @@ class Run(CollectiveCalls):
         )
         on_step = self._progress.count_step if follows is None else _count_nothing
         synchronizer = build_ddp_hook(parts.trainable(), decision, self._tools(None), on_step)
+        if decision.joint_batch_norm:  # else torch's SyncBatchNorm has its own group
+            join_layers(model.module, decision, self._collectives, self._weight)
         # torch compares a hook's annotations with its own types, and does not take them as text
         model.register_comm_hook(None, lambda _, bucket: synchronizer.sum_bucket(bucket))
         self._start(synchronizer, decision)

@@ -63,6 +63,7 @@ class Job(ThreadedJob):
         bucket: bytes of a bucket of collectives; 0: measured.
         compression: of gradients.
         step_in_backward: of a sharded optimizer, or of servers.
+        joint_batch_norm: BatchNorm's statistics are of all workers' batches; it needs `planes`.
         planes: makes the data planes of collectives; `kill(member)` ends those of a worker.
         host: makes memory that all processes share; None: all bytes are sent.
     """
@@ -73,12 +74,13 @@ class Job(ThreadedJob):
         staleness: int | None = 0, period: int = 1, elastic: bool = False, host: Host | None = None,
         report_seconds: float = 0.05, free: int = 0, planes: Any = None,
         factor_rows: int | None = None, bucket: int | None = None, compression: Compression = PLAIN,
-        step_in_backward: bool = False,
+        step_in_backward: bool = False, joint_batch_norm: bool = False,
     ) -> None:  # fmt: skip
         order = make_order(
             make_hosts(workers, free=free), strategy=strategy, update=update, every=every, seed=seed,
             staleness=staleness, period=period, report_seconds=report_seconds, restarts=99, factor_rows=factor_rows,
             bucket=bucket, compression=compression, step_in_backward=step_in_backward,
+            joint_batch_norm=joint_batch_norm,
             on_worker_loss="continue" if elastic else "wait",
         )  # fmt: skip
         self.host, self.workers, self.traces, self.planes = host, workers, traces or {}, planes
@@ -152,6 +154,7 @@ class Job(ThreadedJob):
         session = self._sessions[member] = CoordinatorSession(
             member, leave=lambda why: self._leave(member, why),
             connect=self.planes.connector(member) if self.planes else None,
+            connect_ranks=self.planes.connector(member, purpose="ranks") if self.planes else None,
         )  # fmt: skip
         session.use_connection(self.connect(member, session))
         try:

@@ -273,6 +273,10 @@ class CoordinatorDriver(StateMachineDriver):
                 self.answer(self.make_plan(instruction))
             case instructions.PlanAgain(wanted=wanted):
                 self.answer(instructions.PlanRemade(self.make_plan(wanted)))
+            case instructions.PlanCollectives():
+                self.answer(
+                    instructions.CollectivesPlanned(self.machine.job.division.world, [])
+                )  # workers choose the usual ones
             case instructions.MakeShards(layout=layout, servers=servers):
                 shards = cut(layout, servers, self._shard_bytes)
                 self.answer(ShardsMade(shards, sizes(shards)))

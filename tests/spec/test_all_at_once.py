@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psctl.errors import NotInThisVersion, PsctlError
+from psctl.errors import PsctlError
 from psctl.spec.cluster import load_cluster
 from psctl.spec.job import load_job
 
@@ -108,17 +108,3 @@ def test_one_mistake_has_no_others_in_its_document() -> None:
     with pytest.raises(PsctlError) as caught:
         load_job("name: j\nscript: a.py\nseed: -1\n", "job.yaml")
     assert set(caught.value.document()["error"]) == {"code", "exit", "message", "hint", "where"}
-
-
-@pytest.mark.parametrize(
-    ("text", "keys"),
-    [
-        ("sync: {batchnorm: sync}", ["sync.batchnorm"]),
-    ],
-)
-def test_promised_keys_that_are_not_built_are_reported_as_such(text: str, keys: list[str]) -> None:
-    with pytest.raises(NotInThisVersion) as caught:
-        load_job(f"version: 1\nname: digits\nscript: train.py\n{text}\n", "job.yaml")
-    said = [caught.value, *caught.value.others]
-    assert [error.message.partition(": ")[0] for error in said] == keys
-    assert all("not in this version" in error.message and error.where.startswith("job.yaml:4:") for error in said)

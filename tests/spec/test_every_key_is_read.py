@@ -18,11 +18,10 @@ import pytest
 from psctl import orders
 from psctl.spec import cluster, job
 from psctl.spec.decode import fields_of, sections_in
-from psctl.spec.fields import Notation, Section
+from psctl.spec.fields import Section
 
 PACKAGE = Path(orders.__file__).parent
 ONE_VALUE = {
-    (job.SyncSpec, "batchnorm"),
     (job.JobSpec, "version"), (cluster.ClusterSpec, "version"),
 }  # fmt: skip
 """Keys of which this version takes only what is the default."""
@@ -49,10 +48,7 @@ def sections() -> set[type[Section]]:
         one = left.pop()
         found.add(one)
         for field in fields_of(one):
-            notation: Notation | None = field.note(Notation)
-            for below in sections_in(field.kind):
-                if below not in found and (notation is None or notation.only is None):
-                    left.append(below)
+            left += [below for below in sections_in(field.kind) if below not in found]
     return found
 
 

@@ -1,10 +1,10 @@
-"""job.yaml is read as the contract with the user shows it; mistakes, contradictions and the unbuilt are refused."""
+"""job.yaml is read as the contract with the user shows it; mistakes, and contradictions are refused."""
 
 from __future__ import annotations
 
 import pytest
 
-from psctl.errors import InvalidFile, NotInThisVersion, PsctlError, UsageError
+from psctl.errors import InvalidFile, PsctlError, UsageError
 from psctl.spec.job import Elastic, Every, JobSpec, KeepBest, PerHost, load_job
 from psctl.types import PLAIN, STRATEGIES, Address, Compression
 
@@ -201,6 +201,21 @@ def test_a_job_can_have_this_name(name: str) -> None:
         ("sync: {factor_rows: 8, update: server}", "3:21", "8 cannot be combined with update: server"),
         ("sync: {factor_rows: 8, period: 4}", "3:21", "8 cannot be combined with period: 4"),
         ("sync: {factor_rows: 8, compression: bf16}", "3:21", "8 cannot be combined with compression: bf16"),
+        (
+            "sync: {batchnorm: sync, consistency: asp}",
+            "3:19",
+            "sync.batchnorm: sync cannot be combined with consistency",
+        ),
+        (
+            "sync: {batchnorm: sync, consistency: {ssp: 2}}",
+            "3:19",
+            "sync cannot be combined with consistency: {ssp: 2}",
+        ),
+        (
+            "sync: {batchnorm: sync}\nrestart: {on_worker_loss: continue}",
+            "3:19",
+            "sync cannot be combined with restart.on_worker_loss: continue: every layer's statistics need all workers",
+        ),
         ("sync: {update: sharded, strategy: ps}", "3:16", "sync.update: sharded cannot be combined with strategy: ps"),
         ("sync: {update: sharded, strategy: tree}", "3:16", "sharded cannot be combined with strategy: tree"),
         ("sync: {update: sharded, consistency: asp}", "3:16", "sharded cannot be combined with consistency: asp"),
@@ -279,19 +294,6 @@ def test_something_must_run() -> None:
 def test_the_script_is_inside_workdir(script: str) -> None:
     with pytest.raises(InvalidFile, match="outside workdir"):
         load_job(f"name: x\nscript: {script}\n", "j.yaml")
-
-
-@pytest.mark.parametrize(
-    ("more", "where"),
-    [
-        ("sync: {batchnorm: sync}", "3:19"),
-    ],
-)
-def test_what_is_promised_and_not_built_is_refused_with_its_place(more: str, where: str) -> None:
-    with pytest.raises(NotInThisVersion) as caught:
-        short(more)
-    assert (caught.value.where, caught.value.exit, caught.value.code) == (f"j.yaml:{where}", 2, "invalid-file")
-    assert "not in this version" in caught.value.message
 
 
 @pytest.mark.parametrize(

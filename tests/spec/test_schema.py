@@ -20,11 +20,11 @@ JOB = {
     "sync.compression": "int8", "sync.compression.topk": "0.01", "sync.filters": "[{random_skip: 0.5}]",
     "sync.factor_rows": "64", "sync.bucket": "1MB", "sync.compute": "250ms", "sync.replan": "true",
     "sync.step_in_backward": "true, update: sharded",
-    "sync.batchnorm": "local", "sync.size": "160MB", "checkpoint.to": "/data",
+    "sync.batchnorm": "sync", "sync.size": "160MB", "checkpoint.to": "/data",
     "checkpoint.every": "10m", "checkpoint.keep": "7", "checkpoint.keep_best.metric": "accuracy",
     "checkpoint.keep_best.mode": "max", "checkpoint.on_stop": "false", "checkpoint.copies": "0",
     "checkpoint.full_every": "1", "loader.share": "speed", "restart.max": "0",
-    "restart.wait": "1h", "restart.on_worker_loss": "wait", "logs.max": "10MB", "timeouts.start": "9s",
+    "restart.wait": "1h", "restart.on_worker_loss": "continue", "logs.max": "10MB", "timeouts.start": "9s",
     "timeouts.stall": "9s", "timeouts.total": "9s", "env": "{A: b}", "secrets": "[A]",
     "data": "[{from: a, to: b}]", "outputs": "[out/]", "groups": "[{name: evaluate, script: evaluate.py}]",
     "metrics.interval": "5s", "metrics.tensorboard": "true", "metrics.prometheus": "9464",
@@ -49,9 +49,7 @@ HOST = {
     "address": "b", "name": "c", "user": "u", "port": "23", "internal_address": "10.0.0.1", "slots": "2",
     "roles": "[server]", "labels": "{a: b}",
 }  # fmt: skip
-ONE_VALUE = {
-    "version", "sync.batchnorm", "restart.on_worker_loss",
-}  # fmt: skip
+ONE_VALUE = {"version"}
 """Keys of which this version takes only what is the default."""
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from psctl.clock import SystemClock
-from psctl.errors import NotInThisVersion, UsageError
+from psctl.errors import UsageError
 from psctl.sync.value_waits import wait_points
 from psctl.worker import init
 from psctl.worker.run import Run
@@ -464,7 +464,7 @@ def test_sparse_gradients_are_refused_by_name() -> None:
         model, _ = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
         model(torch.tensor([1])).sum().backward()
 
-    with pytest.raises(NotInThisVersion, match="sparse gradient"):
+    with pytest.raises(UsageError, match="sparse gradient"):
         served(script)
 
 

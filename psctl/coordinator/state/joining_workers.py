@@ -201,7 +201,7 @@ def _why_not(job: JobState) -> str:
     if any(rank.finished and not rank.leaving for rank in job.live("worker")):
         return "the others have finished"
     if job.collectives.wanted:
-        return "its script calls collectives"
+        return "its workers call collectives"
     return "its script opened a store" if _has_tables(job) else ""
 
 

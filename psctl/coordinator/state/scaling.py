@@ -98,7 +98,7 @@ def _refused(job: JobState, message: ScaleWanted) -> tuple[str, str]:
         text = f"strategy {job.plan.chosen} sums over a fixed number of workers and has no servers"
         return text, f"set strategy: ps, or {INSTEAD}"
     if message.workers is not None and job.collectives.wanted:
-        return "its script calls collectives (run.barrier and others), of a fixed number of workers", INSTEAD
+        return "its workers call collectives (run.barrier, batchnorm: sync ...), of a fixed number of workers", INSTEAD
     if message.workers is not None and hosts_for_workers(job, message.workers) is None:
         slots = sum(max(host.slots, host.workers) for host in _living(job).values())
         return f"{message.workers} workers do not fit: the job's hosts have {slots} slots", INSTEAD

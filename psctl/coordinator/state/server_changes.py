@@ -76,6 +76,7 @@ def decision(job: JobState, resume: Resume | None, assignment: Assignment | None
         sums=sum_order.record(job), factors=plan.factors, factor_rows=order.factor_rows or 0,
         bucket=order.bucket, start=plan.start, racks=sum_order.racks_by_rank(job),
         step_in_backward=order.step_in_backward, servers_apart=_servers_are_apart(job),
+        joint_batch_norm=order.joint_batch_norm,
     )  # fmt: skip
 
 

@@ -240,6 +240,7 @@ def job_order(
         factor_rows=job.sync.factor_rows,
         compute=job.sync.compute,
         replan=job.sync.replan,
+        joint_batch_norm=job.sync.batchnorm == "sync",
         bucket=bucket_of(job),
         step_in_backward=job.sync.step_in_backward,
         share=job.loader.share,
