@@ -19,7 +19,9 @@ class Hub:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
+        self.waiting: dict[Posted, threading.Condition] = {}
+        """Transfers that threads wait for; each thread is woken by itself, for there are many."""
         self.rng = random.Random(seed)
         self.delays = seed is not None
         self.sent: dict[tuple[int, int, int], deque[Posted]] = {}
@@ -42,13 +44,24 @@ class Hub:
             target.piece.copy_(
                 source.piece
             )  # read as late as possible, so that a piece that is overwritten too early is detected
-            source.done = target.done = True
-        self.changed.notify_all()
+            for each in (source, target):
+                each.done = True
+                if each in self.waiting:
+                    self.waiting[each].notify()
+        self.share()
+
+    def share(self) -> None:
+        """Have a thread that waits deliver what is left."""
+        if self.ready:
+            for condition in self.waiting.values():
+                condition.notify()
+                break
 
     def end(self, why: str) -> None:
-        with self.changed:
+        with self.lock:
             self.dead = self.dead or why
-            self.changed.notify_all()
+            for condition in self.waiting.values():
+                condition.notify()
 
 
 class Posted:
@@ -56,14 +69,17 @@ class Posted:
         self.hub, self.piece, self.done = hub, piece, False
 
     def wait(self) -> None:
-        with self.hub.changed:
+        with self.hub.lock:
             while not self.done:
                 if self.hub.dead:
                     raise RuntimeError(self.hub.dead)
                 if self.hub.ready:
                     self.hub.deliver()
                 else:
-                    assert self.hub.changed.wait(20), "nobody sends"
+                    self.hub.waiting[self] = threading.Condition(self.hub.lock)
+                    assert self.hub.waiting[self].wait(20), "nobody sends"
+                    del self.hub.waiting[self]
+            self.hub.share()
 
 
 class MemoryChannel(ReceivingChannel):
@@ -81,7 +97,7 @@ class MemoryChannel(ReceivingChannel):
         self.aborted = False
 
     def post(self, sends, receives):
-        with self.hub.changed:
+        with self.hub.lock:
             if self.fails_at == 0 or self.hub.dead:
                 raise RuntimeError(self.hub.dead or "connection reset")
             self.fails_at -= 1
