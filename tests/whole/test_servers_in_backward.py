@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.exact_job import EXACT
 from tests.helpers.running import ROOT, Ended, Psctl, set_args
 
 pytestmark = pytest.mark.whole
@@ -37,12 +36,3 @@ def test_a_worker_that_is_lost_in_backward_changes_no_bit(tmp_path: Path) -> Non
     assert [event["step"] for event in restored] == [10], lost
     assert "was lost in backward, when some of its step was made" in restored[0]["reason"], lost
     assert values == expected
-
-
-def test_clipping_is_refused(tmp_path: Path) -> None:
-    run = Psctl(tmp_path).run(
-        "train", str(EXACT / "job.yaml"), "-o", "jsonl", "--workers", "2", "--servers", "2", "--set",
-        "sync.update=server", *IN_BACKWARD, *set_args("--clip", "1"),
-    )  # fmt: skip
-    assert run.code == 2, run
-    assert "run.clip_grad_norm() needs the norm of all gradients" in str(run.events[-1]["failure"]), run
