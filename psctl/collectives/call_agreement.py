@@ -36,7 +36,10 @@ DIFFERENT_GROUPS = "ranks called a collective with different groups"
 
 
 class CallDescription(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's call of a collective among `ranks`; `kind`, `dtype`, `shapes` and `place` are those of its payload."""
+    """One rank's call of a collective among `ranks`; `kind`, `dtype`, `shapes` and `place` are those of its payload.
+
+    `call` is its name for people, such as "run.all_reduce".
+    """
 
     call: str
     ranks: tuple[int, ...]
@@ -97,8 +100,8 @@ def _different_groups(mine: CallDescription, me: int, peer: int, first: bytes) -
     theirs = "another group"
     if _PREFIX.size + size <= FIRST:
         call = _decoder.decode(first[_PREFIX.size : _PREFIX.size + size])
-        theirs = f"run.{call.call} with {_group(call.ranks)}"
-    return f"{DIFFERENT_GROUPS}: rank {peer} called {theirs}, rank {me} run.{mine.call} with {_group(mine.ranks)}"
+        theirs = f"{call.call} with {_group(call.ranks)}"
+    return f"{DIFFERENT_GROUPS}: rank {peer} called {theirs}, rank {me} {mine.call} with {_group(mine.ranks)}"
 
 
 def _group(ranks: Sequence[int]) -> str:
@@ -122,10 +125,10 @@ def check(calls: dict[int, CallDescription], same: Sequence[str]) -> None:
     if len(names) == 1:
         for rank, call in calls.items():
             if call.problem:
-                raise UsageError(f"run.{call.call}: rank {rank}: {call.problem}")
-    title = f"run.{next(iter(names))}" if len(names) == 1 else "collectives"
+                raise UsageError(f"{call.call}: rank {rank}: {call.problem}")
+    title = next(iter(names)) if len(names) == 1 else "collectives"
     fields: dict[str, tuple[str, Callable[[CallDescription], Hashable], Callable[[CallDescription], str]]] = {
-        "call": ("calls", lambda call: call.call, lambda call: f"run.{call.call}"),
+        "call": ("calls", lambda call: call.call, lambda call: call.call),
         "ranks": ("groups", lambda call: tuple(call.ranks), lambda call: _group(call.ranks)),
         "root": ("roots", lambda call: call.root, lambda call: f"root={call.root}"),
         "operation": ("operations", lambda call: call.operation, lambda call: f"op={call.operation!r}"),

@@ -76,7 +76,7 @@ class GroupCollectives:
         call, links = self._call, self._links
         if not call:
             return ""
-        return waiting(f"run.{call}", links.channel.waits_for if links is not None else ())
+        return waiting(call, links.channel.waits_for if links is not None else ())
 
     def close(self, *, failed: bool) -> None:
         """Release connections; `failed`: at once, with the peers' waits."""
@@ -90,21 +90,22 @@ class GroupCollectives:
 
     def barrier(self, group: GroupLike) -> None:
         """Return when all ranks of the group have called it."""
-        with self._begin("barrier", group) as call:
+        with self._begin("run.barrier", group) as call:
             call.agree(Payload(NOTHING), ())
 
-    def all_reduce(self, value: object, operation: str, group: GroupLike) -> object:
-        """Combine values of all ranks; on every rank."""
-        return self._reduction("all-reduce", value, operation, None, group)
+    def all_reduce(self, value: object, operation: str, group: GroupLike, name: str = "") -> object:
+        """Combine values of all ranks; on every rank. `name` is the call's for people, if not that of the script."""
+        return self._reduction("all-reduce", value, operation, None, group, name)
 
     def reduce(self, value: object, operation: str, root: int, group: GroupLike) -> object:
         """Combine values of all ranks; on the root."""
         return self._reduction("reduce", value, operation, root, group)
 
     def _reduction(
-        self, collective: Collective, value: object, operation: str, root: int | None, group: GroupLike
-    ) -> object:
-        with self._begin(collective.replace("-", "_"), group, root, operation) as call:
+        self, collective: Collective, value: object, operation: str, root: int | None, group: GroupLike,
+        name: str = "",
+    ) -> object:  # fmt: skip
+        with self._begin(name or _method(collective), group, root, operation) as call:
             single = payloads.number(value)
             tensor = single if single is not None else value
             payload = payloads.payload_of(tensor)
@@ -127,7 +128,7 @@ class GroupCollectives:
 
     def broadcast(self, value: object, root: int, group: GroupLike) -> object:
         """Give the root's value to every rank: into the tensor that each gave, or as a plain value."""
-        with self._begin("broadcast", group, root) as call:
+        with self._begin("run.broadcast", group, root) as call:
             gives = call.me == call.root
             payload = payloads.payload_of(value)
             if not gives and payload.kind == OBJECT:
@@ -162,7 +163,7 @@ class GroupCollectives:
     def _gathering(
         self, collective: Collective, value: object, root: int | None, group: GroupLike
     ) -> list[object] | None:
-        with self._begin(collective.replace("-", "_"), group, root) as call:
+        with self._begin(_method(collective), group, root) as call:
             payload = payloads.payload_of(value)
             calls = call.agree(payload, ("root", "kind", "place", "dtype"))
             each = [calls[rank] for rank in call.ranks]
@@ -177,7 +178,7 @@ class GroupCollectives:
 
     def scatter(self, values: object, root: int, group: GroupLike) -> object:
         """Give each rank its value of the root's list."""
-        with self._begin("scatter", group, root) as call:
+        with self._begin("run.scatter", group, root) as call:
             gives = call.me == call.root
             payload = payloads.payload_of_each(values, call.size) if gives else Payload(NOTHING)
             source = call.agree(payload, ("root",))[call.ranks[call.root]]
@@ -188,7 +189,7 @@ class GroupCollectives:
 
     def reduce_scatter(self, values: object, operation: str, group: GroupLike) -> torch.Tensor:
         """Combine the ranks' lists place by place, and give each rank its place of the result."""
-        with self._begin("reduce_scatter", group, None, operation) as call:
+        with self._begin("run.reduce_scatter", group, None, operation) as call:
             payload = payloads.payload_of_each(values, call.size)
             if payload.kind == OBJECT and not payload.problem:
                 payload.problem = "its values are no tensors"
@@ -200,7 +201,7 @@ class GroupCollectives:
 
     def all_to_all(self, values: object, group: GroupLike) -> list[object]:
         """Give each rank its value of every rank's list, in the order of the group."""
-        with self._begin("all_to_all", group) as call:
+        with self._begin("run.all_to_all", group) as call:
             payload = payloads.payload_of_each(values, call.size)
             calls = call.agree(payload, ("kind", "place", "dtype"))
             each, count = [calls[rank] for rank in call.ranks], call.size
@@ -250,7 +251,7 @@ class GroupCollectives:
         if beyond or self._me not in ranks:
             if self._links is None and self.world > 1:
                 self._links = self._connect()
-            given = f"rank {self._me} called run.{name} with group {group!r:.60}"
+            given = f"rank {self._me} called {name} with group {group!r:.60}"
             raise GroupsDiffer(f"{call_agreement.DIFFERENT_GROUPS}: {given}: {why}", GIVE_RANKS)
         return ranks
 
@@ -261,7 +262,7 @@ class GroupCollectives:
         if call_agreement.DIFFERENT_GROUPS in text:
             why = text[text.index(call_agreement.DIFFERENT_GROUPS) :].strip()
             return GroupsDiffer(why, GIVE_RANKS)
-        return PeerLost(f"run.{name}: a rank was lost: {text}", "the rank that ended first is named by psctl status")
+        return PeerLost(f"{name}: a rank was lost: {text}", "the rank that ended first is named by psctl status")
 
     def _end(self, error: ConnectionFailed | UsageError) -> NoReturn:
         self._ended = error
@@ -296,7 +297,7 @@ class GroupCollectives:
                 channel = self.links.gpu_channel(ranks)
             elif ranks != tuple(range(self.world)):
                 channel = GroupChannel(ranks, channel)
-            what = f"run.{collective.replace('-', '_')}"
+            what = _method(collective)
             self._players[key] = SchedulePlayer(schedule, ranks.index(self._me), channel, what=what)
         return self._players[key], on_gpus
 
@@ -416,6 +417,11 @@ class _Call:
         space = self._owner.links.space(size)
         yield space[:size]
         self._owner.links.take_back(space)  # not after an error: a peer may still read it
+
+
+def _method(collective: Collective) -> str:
+    """Return the name of a collective in scripts, such as "run.all_reduce"."""
+    return f"run.{collective.replace('-', '_')}"
 
 
 def _sizes(call: CallDescription) -> list[int]:

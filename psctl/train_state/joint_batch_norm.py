@@ -37,8 +37,13 @@ from psctl.train_state.prepared_model import reduce_as
 class JointSums(Protocol):
     """The sums over all workers that joint layers need."""
 
-    def sum_ranks(self, vector: torch.Tensor) -> None:
-        """Sum a vector of float64 over all workers, in place; every worker calls it in the same order."""
+    def sum_ranks(self, vector: torch.Tensor, name: str) -> None:
+        """Sum a vector of float64 over all workers, in place.
+
+        Args:
+            vector: of one length on all workers.
+            name: of the sum, for people; every worker asks for the same sums in the same order.
+        """
 
     @property
     def part(self) -> float:
@@ -59,26 +64,22 @@ def requested(model: nn.Module, *, every: bool) -> list[tuple[str, nn.Module]]:
     ]  # fmt: skip
 
 
-def join_batch_norm(layers: Iterable[nn.Module], sums: JointSums) -> None:
+def join_batch_norm(layers: Iterable[tuple[str, nn.Module]], sums: JointSums) -> None:
     """Have layers normalise with the statistics of all workers' batches while they train.
 
     Args:
-        layers: BatchNorm layers, those of `requested`.
+        layers: BatchNorm layers with their names, as `requested` returns them.
         sums: over all workers.
     """
-    classes: dict[type[nn.Module], type[nn.Module]] = {}
-    for module in layers:
-        original = type(module)
-        if original not in classes:
-            classes[original] = _joint_class(original, sums)
-        module.__class__ = classes[original]
+    for name, module in layers:
+        module.__class__ = _joint_class(type(module), f"BatchNorm layer {name}" if name else "BatchNorm layer", sums)
 
 
 def _is_for_all(module: nn.Module) -> bool:
     return isinstance(module, nn.SyncBatchNorm) and module.process_group is None
 
 
-def _joint_class(original: type[nn.Module], sums: JointSums) -> type[nn.Module]:
+def _joint_class(original: type[nn.Module], name: str, sums: JointSums) -> type[nn.Module]:
     # SyncBatchNorm's own forward is for GPUs of one process group.
     forward: Callable[..., object] = _BatchNorm.forward if issubclass(original, nn.SyncBatchNorm) else original.forward
 
@@ -87,7 +88,7 @@ def _joint_class(original: type[nn.Module], sums: JointSums) -> type[nn.Module]:
         def forward(self, *args: object, **kwargs: object) -> object:
             if not self.training:
                 return forward(self, *args, **kwargs)
-            with _JointForward(sums):
+            with _JointForward(name, sums):
                 return forward(self, *args, **kwargs)
 
         def __deepcopy__(self, memo: dict[int, object]) -> object:
@@ -120,32 +121,34 @@ def _as_class(module: nn.Module, original: type[nn.Module]) -> Iterator[None]:
 class _JointForward(TorchFunctionMode):
     """Replaces `F.batch_norm` within a context."""
 
-    def __init__(self, sums: JointSums) -> None:
+    def __init__(self, name: str, sums: JointSums) -> None:
         super().__init__()
-        self._sums = sums
+        self._name, self._sums = name, sums
 
     def __torch_function__(
         self, func: Callable[..., object], types: Sequence[type], args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:  # fmt: skip
         if func is F.batch_norm:
-            return _batch_norm(self._sums, *args, **(kwargs or {}))
+            return _batch_norm(self._name, self._sums, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
 def _batch_norm(
-    sums: JointSums, input: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None,
-    weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, training: bool = False,
-    momentum: float = 0.1, eps: float = 1e-5,
+    name: str, sums: JointSums, input: torch.Tensor, running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> torch.Tensor:  # fmt: skip
-    """Return what `F.batch_norm` would for the joint batch, and update the running statistics; its signature.
+    """Return what `F.batch_norm` would for the joint batch, and update the running statistics.
+
+    Its arguments follow those of a joint layer, its name and sums.
 
     Raises:
         ValueError: one value a channel over all workers; on every worker.
     """
     if not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    count, mean, var = _joint_statistics(sums, input)
+    count, mean, var = _joint_statistics(name, sums, input)
     if count < 2:  # in torch's words
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.size()}")
     with torch.no_grad():
@@ -153,12 +156,12 @@ def _batch_norm(
             if running is not None:
                 running.lerp_(now.to(running.dtype), momentum)
     kind = torch.float64 if input.dtype == torch.float64 else torch.float32
-    normalised = _Normalise.apply(input, weight, bias, mean.to(kind), var.to(kind), eps, count, sums)  # type: ignore[no-untyped-call]
+    normalised = _Normalise.apply(input, weight, bias, mean.to(kind), var.to(kind), eps, count, name, sums)  # type: ignore[no-untyped-call]
     assert isinstance(normalised, torch.Tensor), "it has one output"
     return normalised
 
 
-def _joint_statistics(sums: JointSums, input: torch.Tensor) -> tuple[float, torch.Tensor, torch.Tensor]:
+def _joint_statistics(name: str, sums: JointSums, input: torch.Tensor) -> tuple[float, torch.Tensor, torch.Tensor]:
     """Return the number of values a channel over all workers, and their mean and variance, float64, by channel."""
     channels = input.shape[1]
     count = input.numel() // channels if channels else 0
@@ -170,7 +173,7 @@ def _joint_statistics(sums: JointSums, input: torch.Tensor) -> tuple[float, torc
             own[0] = count
             own[1 : channels + 1] = mean * count
             own[channels + 1 :] = (var + mean.square()) * count
-        sums.sum_ranks(own)
+        sums.sum_ranks(own, name)
         total = float(own[0])
         mean, squares = (own[1:] / max(total, 1.0)).chunk(2)
         return total, mean, (squares - mean.square()).clamp_(min=0.0)
@@ -187,10 +190,10 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, values: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor,
-        var: torch.Tensor, eps: float, count: float, sums: JointSums,
+        var: torch.Tensor, eps: float, count: float, name: str, sums: JointSums,
     ) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(values, weight, mean, var)
-        ctx.eps, ctx.count, ctx.sums = eps, count, sums
+        ctx.eps, ctx.count, ctx.name, ctx.sums = eps, count, name, sums
         # torch's kernel for given statistics, as in eval()
         return torch.batch_norm(values, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
 
@@ -205,7 +208,7 @@ class _Normalise(torch.autograd.Function):
         else:  # torch's kernel divides by the number of values
             direct, by_weight, by_bias = values.clone(), torch.zeros_like(mean), torch.zeros_like(mean)
         if ctx.needs_input_grad[0]:
-            through_mean, through_var = _joint_gradients(ctx.sums, by_bias, by_weight)
+            through_mean, through_var = _joint_gradients(ctx.name, ctx.sums, by_bias, by_weight)
             scale = (var + ctx.eps).rsqrt()
             factor = (scale if weight is None else scale * weight.to(scale.dtype)) / ctx.count
             slope = factor * scale * through_var.to(scale.dtype)
@@ -213,12 +216,12 @@ class _Normalise(torch.autograd.Function):
             shape = [1, -1, *[1] * (values.dim() - 2)]
             direct = (direct - (values * slope.view(shape) + offset.view(shape))).to(values.dtype)
         own = [direct, by_weight if weight is not None else None, by_bias]
-        return *(each if needed else None for each, needed in zip(own, ctx.needs_input_grad, strict=False)), *[None] * 5
+        return *(each if needed else None for each, needed in zip(own, ctx.needs_input_grad, strict=False)), *[None] * 6
 
 
-def _joint_gradients(sums: JointSums, *own: torch.Tensor) -> list[torch.Tensor]:
+def _joint_gradients(name: str, sums: JointSums, *own: torch.Tensor) -> list[torch.Tensor]:
     """Return the sums over all workers of these vectors by channel, each worker's by its part of the examples."""
     part = sums.part or 1.0  # a worker without examples has a gradient of no weight
     joint = torch.cat([each.double() for each in own]) * part
-    sums.sum_ranks(joint)
+    sums.sum_ranks(joint, f"backward of {name}")
     return list((joint / part).chunk(len(own)))

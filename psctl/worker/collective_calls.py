@@ -180,7 +180,7 @@ def join_layers(model: nn.Module, decision: Decision, collectives: GroupCollecti
             f"consistency: {consistency(decision.staleness)} each is at its own",
             "use nn.BatchNorm, or set `consistency: bsp` under sync: in the job file",
         )
-    joint_batch_norm.join_batch_norm([layer for _, layer in layers], WorkerSums(collectives, weight))
+    joint_batch_norm.join_batch_norm(layers, WorkerSums(collectives, weight))
 
 
 class WorkerSums:
@@ -194,9 +194,9 @@ class WorkerSums:
     def __init__(self, collectives: GroupCollectives, weight: ExampleWeight) -> None:
         self._collectives, self._weight = collectives, weight
 
-    def sum_ranks(self, vector: torch.Tensor) -> None:
-        """Sum a vector over all workers, in place."""
-        self._collectives.all_reduce(vector, "sum", None)
+    def sum_ranks(self, vector: torch.Tensor, name: str) -> None:
+        """Sum a vector over all workers, in place; `name` is of the sum, for people."""
+        self._collectives.all_reduce(vector, "sum", None, name)
 
     @property
     def part(self) -> float:

@@ -77,7 +77,7 @@ def test_after_a_call_a_lost_worker_has_all_start_again_under_ps(calls: bool) ->
 def test_after_a_call_the_number_of_workers_is_fixed() -> None:
     job = training_with_servers()
     job.receive(W0, RanksWanted())
-    assert "calls collectives" in asks(job, workers=1).problem
+    assert "call collectives" in asks(job, workers=1).problem
 
 
 def test_a_call_after_another_script_has_ended_is_refused_with_the_reason() -> None:

@@ -45,7 +45,7 @@ class OneOfThem:
     def __init__(self, workers: Workers, rank: int, part: float) -> None:
         self.workers, self.rank, self.part = workers, rank, part
 
-    def sum_ranks(self, vector: torch.Tensor) -> None:
+    def sum_ranks(self, vector: torch.Tensor, name: str) -> None:
         assert vector.dtype == torch.float64
         self.workers.vectors[self.rank] = vector.clone()
         if self.workers.barrier.wait(30) == 0:
@@ -56,13 +56,14 @@ class OneOfThem:
 
 
 class Alone:
-    """The sums of a single worker, which counts them."""
+    """The sums of a single worker, by name."""
 
     def __init__(self) -> None:
-        self.sums, self.part = 0, 1.0
+        self.names: list[str] = []
+        self.part = 1.0
 
-    def sum_ranks(self, vector: torch.Tensor) -> None:
-        self.sums += 1
+    def sum_ranks(self, vector: torch.Tensor, name: str) -> None:
+        self.names.append(name)
 
 
 class BatchNormRelu(nn.BatchNorm2d):
@@ -79,7 +80,7 @@ class BatchNormRelu(nn.BatchNorm2d):
 def joined(model: nn.Module) -> Iterator[Alone]:
     """Join all layers of a model over one worker."""
     sums = Alone()
-    join_batch_norm([layer for _, layer in requested(model, every=True)], sums)
+    join_batch_norm(requested(model, every=True), sums)
     yield sums
 
 
@@ -140,7 +141,7 @@ def test_workers_get_the_values_and_gradients_of_the_whole_batch(
     def work(rank: int) -> None:
         # The loss above is each worker's part of the joint one already, so all parts weigh the same.
         sums = OneOfThem(workers, rank, 1.0)
-        join_batch_norm([layer for _, layer in requested(models[rank], every=True)], sums)
+        join_batch_norm(requested(models[rank], every=True), sums)
         found[rank] = [step(models[rank], cuts[rank], cuts[rank + 1]) for _ in range(2)]
 
     workers.run(work)
@@ -171,7 +172,7 @@ def test_gradients_of_unequal_parts_are_those_of_the_mean_over_all_examples() ->
     def work(rank: int) -> None:
         first, end = cuts[rank : rank + 2]
         part = (end - first) * world / 12
-        join_batch_norm([layer for _, layer in requested(models[rank], every=True)], OneOfThem(workers, rank, part))
+        join_batch_norm(requested(models[rank], every=True), OneOfThem(workers, rank, part))
         F.mse_loss(models[rank](batch[first:end]), target[first:end]).backward()
         for parameter in models[rank].parameters():
             assert parameter.grad is not None
@@ -190,7 +191,7 @@ def test_a_channel_with_one_value_is_refused_on_every_worker() -> None:
 
     def work(rank: int) -> None:
         layer = nn.BatchNorm1d(3)
-        join_batch_norm([layer], OneOfThem(workers, rank, 1.0))
+        join_batch_norm(requested(layer, every=True), OneOfThem(workers, rank, 1.0))
         with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
             layer(torch.zeros(1 - rank, 3))
         refused.append(str(caught.value))
@@ -215,14 +216,14 @@ def test_evaluation_uses_the_running_values_and_no_sums() -> None:
         model.eval()
         batch = torch.randn(1, 4)
         assert torch.allclose(model(batch), batch / (1 + 1e-5) ** 0.5)
-    assert sums.sums == 0
+    assert sums.names == []
 
 
 def test_a_layer_whose_input_needs_no_gradient_sends_nothing_in_backward() -> None:
     model = small(nn.BatchNorm1d(4))
     with joined(model) as sums:
         model(torch.randn(8, 4)).sum().backward()
-    assert sums.sums == 1
+    assert sums.names == ["BatchNorm layer 0"]
     assert model[0].weight.grad is not None
 
 
@@ -260,6 +261,6 @@ def test_a_compiled_model_calls_the_sums() -> None:
     plain(batch).sum().backward()
     with joined(model) as sums:
         torch.compile(model, backend="eager")(batch).sum().backward()
-    assert sums.sums == 2
+    assert sums.names == ["BatchNorm layer 1", "backward of BatchNorm layer 1"]
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)

@@ -123,6 +123,17 @@ def test_when_a_worker_is_lost_all_continue_from_the_checkpoint(planes: Any, alo
     assert [event.step for event in job.events if type(event).__name__ == "Restored"] == [4]
 
 
+def test_workers_that_reach_layers_in_different_orders_are_named(planes: Any) -> None:
+    def script(run: Run) -> str:
+        model, _ = run.prepare(model := make_model(), torch.optim.SGD(model.parameters(), lr=0.1))
+        with pytest.raises(UsageError) as caught:
+            model[4 if run.rank == 1 else 1](torch.ones(5, 8 if run.rank == 1 else 16, dtype=torch.float64))
+        return caught.value.message
+
+    expected = "collectives: ranks gave different calls: rank 1: BatchNorm layer 4; ranks 0, 2: BatchNorm layer 1"
+    assert Job(workers=3, servers=1, planes=planes, joint_batch_norm=True).run(script) == [expected] * 3
+
+
 @pytest.mark.parametrize(("staleness", "mode"), [(None, "asp"), (4, r"\{ssp: 4\}")])
 def test_layers_that_need_all_workers_are_refused_where_each_is_at_its_own_step(
     staleness: int | None, mode: str
