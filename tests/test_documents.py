@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from psctl.spec.cluster import load_cluster
-from psctl.spec.job import load_job
+from psctl.spec.job_file import load_job
 from psctl.spec.kinds import kind_of
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,9 @@ exec_template: the command of `kind: command`
 fields: notations of fields, for the loader and the schema
 groups: the section `groups` of job.yaml
 hosts: ranges of hosts and hostfiles
-job: job.yaml
+job: the sections of job.yaml
+job_contradictions: settings of job.yaml that cannot be combined
+job_file: job.yaml read, with the keys that a command line replaces
 kinds: whether a file is a cluster file or a job file
 metrics: the section `metrics` of job.yaml
 nearest: the valid name nearest to a misspelt one

@@ -8,7 +8,8 @@ from psctl.errors import InvalidFile
 from psctl.spec import yaml_nodes
 from psctl.spec.cluster import ClusterSpec, load_cluster
 from psctl.spec.decode import fields_of
-from psctl.spec.job import JobSpec, load_job
+from psctl.spec.job import JobSpec
+from psctl.spec.job_file import load_job
 from psctl.spec.nearest import nearest
 
 Kind = Literal["cluster", "job"]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psctl.spec.job import JobSpec, load_job
+from psctl.spec.job import JobSpec
+from psctl.spec.job_file import load_job
 
 NOTE = "# psctl train "
 """The beginning of a comment line that records an option."""

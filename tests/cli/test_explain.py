@@ -15,7 +15,8 @@ from psctl.cli.shared.topics import EXITS, error_codes, topics
 from psctl.errors import PsctlError
 from psctl.spec.cluster import OF_SLURM, load_cluster
 from psctl.spec.decode import places_of
-from psctl.spec.job import JobSpec, load_job
+from psctl.spec.job import JobSpec
+from psctl.spec.job_file import load_job
 from psctl.spec.key_reference import KeyEntry, entries
 from tests.cli.inside import psctl
 

@@ -18,7 +18,8 @@ from psctl.launch.files.data_transfer import frames_of
 from psctl.launch.home import Home
 from psctl.launch.host_programs import DATA_FILES, OBJECT, run_program
 from psctl.remote.local import LocalShell
-from psctl.spec.job import JobSpec, load_job
+from psctl.spec.job import JobSpec
+from psctl.spec.job_file import load_job
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from psctl.launch.host_programs import NETWORK_CHECKS, program_command
 from psctl.launch.placement.ports import PortUse, TakenPort, lacking, needed
 from psctl.launch.placement.roster import Machine, assign_workers
 from psctl.spec.cluster import load_cluster
-from psctl.spec.job import load_job
+from psctl.spec.job_file import load_job
 
 TWO = "name: lab\nhosts: [{address: a, slots: 2}, {address: b, slots: 2}]\n"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from psctl.errors import InvalidFile, PsctlError, UsageError
-from psctl.spec.job import Elastic, Every, JobSpec, KeepBest, PerHost, load_job
+from psctl.spec.job import Elastic, Every, JobSpec, KeepBest, PerHost
+from psctl.spec.job_file import load_job
 from psctl.types import PLAIN, STRATEGIES, Address, Compression
 
 FULL = """\

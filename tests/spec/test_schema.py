@@ -9,7 +9,7 @@ import pytest
 
 from psctl.errors import PsctlError
 from psctl.spec.cluster import load_cluster
-from psctl.spec.job import load_job
+from psctl.spec.job_file import load_job
 from psctl.spec.schema import cluster_schema, job_schema
 
 JOB = {

@@ -12,7 +12,7 @@ import pytest
 
 from psctl.launch.files.data_sets import data_sets
 from psctl.launch.home import Home
-from psctl.spec.job import load_job
+from psctl.spec.job_file import load_job
 from tests.helpers.running import assert_clean, until
 
 pytestmark = [pytest.mark.whole, pytest.mark.soak]

@@ -14,7 +14,7 @@ from torch import nn
 from psctl.coordinator.state import example_division
 from psctl.errors import InvalidFile
 from psctl.job.examples import WHOLE, parts_by_speed, share
-from psctl.spec.job import load_job
+from psctl.spec.job_file import load_job
 from psctl.train_state import random_generators
 from psctl.types import Range
 from tests.helpers.dying_planes import DyingPlanes

@@ -56,7 +56,7 @@ def plan(
     from psctl.errors import UsageError
     from psctl.launch.hosts.converge import inspect
     from psctl.launch.placement import job_planning
-    from psctl.spec.job import load_job
+    from psctl.spec.job_file import load_job
     from psctl.view.tables import draw_plan
 
     own = Context.of(context)

@@ -28,7 +28,8 @@ from psctl.launch.setup import cluster_setup
 from psctl.orders import JobOrder
 from psctl.plan.choose import Plan, planner_for_job
 from psctl.remote.shell import Shell, TransferMeter
-from psctl.spec.job import JobSpec, load_job
+from psctl.spec.job import JobSpec
+from psctl.spec.job_file import load_job
 from psctl.spec.noted_options import split_notes, with_notes
 from psctl.types import JsonObject
 from psctl.units import format_bytes, hide_credentials
