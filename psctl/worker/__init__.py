@@ -9,6 +9,7 @@ shard_stream: a stream, an IterableDataset made of shards, and the readers of th
 stream_loader: the loader of a stream: batches of the shards that the coordinator gives to this rank
 shard_requests: the requests for shards, to the coordinator or to a list in this process
 collective_calls: the collectives that a script calls, run.all_reduce and others
+joint_layers: the BatchNorm layers that normalise with the batches of all workers
 rank_connections: the connections of all workers for these
 coordinator_session: the session with the coordinator: requests, answers and waits
 plane_connections: the data plane of a worker: its connections to other workers, also after a loss

@@ -33,8 +33,9 @@ from psctl.train_state.prepared_model import replace_step, swap_class
 from psctl.train_state.random_generators import reseed, step_hooks
 from psctl.train_state.training_parts import Stateful, TrackedState, TrainingParts, load_saved
 from psctl.types import Layout
-from psctl.worker.collective_calls import CollectiveCalls, ScriptLinks, join_layers
+from psctl.worker.collective_calls import CollectiveCalls, ScriptLinks
 from psctl.worker.followed_loop import FollowedLoop
+from psctl.worker.joint_layers import join_layers
 from psctl.worker.loader import Example, Loader, Minibatch
 from psctl.worker.shard_stream import Shard, ShardStream
 from psctl.worker.standalone import ProgressLines

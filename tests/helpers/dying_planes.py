@@ -81,16 +81,15 @@ class DyingPlanes:
         for host in set(hosts):
             (folder / str(host)).mkdir()
 
-    def connector(self, me: Member, purpose: str = "") -> Any:
+    def connector(self, me: Member, purpose: str = "line") -> Any:
         segments = self._host.segments(me) if self._host is not None else SegmentClient(me, None)
         folder = self._folder / str(self._hosts[me.rank])
 
         def connect(schedule: Any, hosts: Any, exchange: Any, memory: Any) -> Any:
-            named = {"purpose": purpose} if purpose else {}
-            rendezvous = Rendezvous(process_orders(me), credentials(me), segments, folder, self._hosts, **named)
+            rendezvous = Rendezvous(process_orders(me), credentials(me), segments, folder, self._hosts, purpose)
             plane = rendezvous.make(schedule, exchange, memory)
             self._made.setdefault(me, []).append(plane)
-            if purpose:
+            if purpose != "line":  # deaths are counted in calls of the strategy's plane
                 return plane
             return DyingPlane(plane, self._left.setdefault((me.rank, me.incarnation), []))
 

@@ -274,9 +274,8 @@ class CoordinatorDriver(StateMachineDriver):
             case instructions.PlanAgain(wanted=wanted):
                 self.answer(instructions.PlanRemade(self.make_plan(wanted)))
             case instructions.PlanCollectives():
-                self.answer(
-                    instructions.CollectivesPlanned(self.machine.job.division.world, [])
-                )  # workers choose the usual ones
+                # Without choices of a plan, workers take the usual algorithms.
+                self.answer(instructions.CollectivesPlanned(self.machine.job.division.world, []))
             case instructions.MakeShards(layout=layout, servers=servers):
                 shards = cut(layout, servers, self._shard_bytes)
                 self.answer(ShardsMade(shards, sizes(shards)))

@@ -13,6 +13,8 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(64, 400), nn.ReLU(), nn.Dropout(0.1), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
+if os.environ.get("NORM") == "1":
+    net.insert(1, nn.BatchNorm1d(400))
 model = DistributedDataParallel(net, bucket_cap_mb=0.2)
 if os.environ.get("ACCELERATE") == "1":
     import psctl
@@ -28,6 +30,9 @@ for _ in range(int(os.environ.get("STEPS", "20"))):
     F.cross_entropy(model(x[16:]), x[16:, :10].argmax(1)).backward()
     optimizer.step()
     time.sleep(float(os.environ.get("PAUSE", "0")))
+for each in net.modules():
+    if isinstance(each, nn.BatchNorm1d):
+        print(f"running values {float(each.running_mean.double().abs().sum()):.9f}", flush=True)
 if rank == 0:
     total = sum(float(each.detach().double().abs().sum()) for each in model.parameters())
     print(f"parameters {total:.9f}", flush=True)

@@ -54,6 +54,17 @@ def test_gradients_are_those_of_ddp_and_steps_count(job: Path) -> None:
     }
 
 
+@pytest.mark.soak  # tests/worker/test_joint_layers.py has the layers of prepared models
+def test_batch_norm_layers_are_joint_when_the_job_says_so(job: Path) -> None:
+    local = train(job, "--workers", "2", ACCELERATE="1", NORM="1")
+    joint = train(job, "--workers", "2", "--set", "sync.batchnorm=sync", ACCELERATE="1", NORM="1")
+    assert (local.code, joint.code) == (0, 0), (local, joint)
+    one, other = (sorted(re.findall(r"running values ([0-9.]+)", each.out)) for each in (local, joint))
+    assert len(one) == len(other) == 2
+    assert one[0] != one[1]
+    assert other[0] == other[1]
+
+
 @pytest.mark.soak
 def test_sums_are_rounded_as_the_job_says(job: Path) -> None:
     plain = train(job)

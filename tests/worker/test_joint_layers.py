@@ -19,7 +19,7 @@ from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.sync.synchronizer import ExampleWeight
 from psctl.train_state import random_generators
 from psctl.types import Layout
-from psctl.worker.collective_calls import join_layers
+from psctl.worker.joint_layers import join_layers
 from psctl.worker.run import Run
 from psctl.worker.standalone import StandaloneSession
 from tests.helpers.dying_planes import DyingPlanes

@@ -468,6 +468,15 @@ def test_sparse_gradients_are_refused_by_name() -> None:
         served(script)
 
 
+def test_a_trainable_parameter_that_cannot_be_summed_is_refused_by_name() -> None:
+    def script(run):
+        net = nn.Linear(2, 2, dtype=torch.complex64)
+        run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+
+    with pytest.raises(UsageError, match="weight is trainable and of type complex64, which cannot be summed"):
+        served(script)
+
+
 def test_an_optimizer_that_gained_a_group_is_reported() -> None:
     def script(run):
         net = Net()
