@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 
 import msgspec
@@ -83,19 +84,51 @@ class StrategyPace(msgspec.Struct, frozen=True):
 AS_PREDICTED = StrategyPace()
 
 
-class MeasuredCosts(msgspec.Struct, frozen=True):
-    """What was measured on a cluster: costs by engine, factors by strategy, and the ranks of each host meanwhile, in
-    the order of hosts."""
+class RanksCosts(msgspec.Struct, frozen=True):
+    """What was measured with the same ranks: costs by engine, and factors by strategy."""
 
     engines: dict[str, Costs] = {}
     paces: dict[str, StrategyPace] = {}
-    ranks: dict[str, int] = {}
 
-    def for_ranks(self, ranks: dict[str, int]) -> MeasuredCosts:
-        """Return what holds for these ranks by host: with other ones than the measured, no factors of single sizes."""
-        if list(ranks.items()) == list(self.ranks.items()):
-            return self
-        return MeasuredCosts(self.engines, {name: pace.unmeasured for name, pace in self.paces.items()}, self.ranks)
+    @property
+    def unmeasured(self) -> RanksCosts:
+        """What holds for other ranks: no factors of single sizes."""
+        return RanksCosts(self.engines, {name: pace.unmeasured for name, pace in self.paces.items()})
+
+
+class MeasuredRanks(msgspec.Struct, frozen=True):
+    """The ranks of each host, in the order of hosts, and what was measured with them."""
+
+    ranks: dict[str, int]
+    costs: RanksCosts
+
+    def is_of(self, ranks: Mapping[str, int]) -> bool:
+        """Whether these are the ranks."""
+        return list(self.ranks.items()) == list(ranks.items())
+
+    def distance(self, ranks: Mapping[str, int]) -> tuple[float, float]:
+        """Return how far these ranks are from other ones, to be compared: by their number, as a factor; of two that
+        are as far, more ranks are nearer."""
+        mine, other = sum(self.ranks.values()), sum(ranks.values())
+        return abs(math.log(max(mine, 1) / max(other, 1))), -mine
+
+
+class MeasuredCosts(msgspec.Struct, frozen=True):
+    """What was measured on a cluster, by the ranks that took part."""
+
+    groups: tuple[MeasuredRanks, ...] = ()
+
+    def for_ranks(self, ranks: Mapping[str, int]) -> RanksCosts:
+        """Return what holds for these ranks by host.
+
+        What was measured with them holds in full. An engine or a strategy that was not has what was found with the
+        ranks whose number is nearest, without the factors of single sizes.
+        """
+        found = RanksCosts()
+        for group in sorted(self.groups, key=lambda each: (not each.is_of(ranks), each.distance(ranks)), reverse=True):
+            better = group.costs if group.is_of(ranks) else group.costs.unmeasured
+            found = RanksCosts({**found.engines, **better.engines}, {**found.paces, **better.paces})
+        return found
 
 
 UNKNOWN_COSTS = MeasuredCosts()

@@ -63,10 +63,12 @@ class BenchEffort(msgspec.Struct, frozen=True):
 
 
 class BenchRound(msgspec.Struct, frozen=True):
-    """One vector size in bytes, and each strategy to measure with its options as plain data."""
+    """One vector size in bytes, and each strategy to measure with its options as plain data. `ranks`: how many take
+    part, the first ones, which are on two hosts at least; None: all of the job."""
 
     bytes: int
     strategies: dict[str, dict[str, object]]
+    ranks: int | None = None
 
 
 class BenchQuestion(msgspec.Struct, frozen=True):
@@ -78,9 +80,10 @@ class BenchQuestion(msgspec.Struct, frozen=True):
 
 
 class BenchProgress(msgspec.Struct, frozen=True, tag="doing"):
-    """The strategies that are being measured now."""
+    """The strategies that are being measured now, with `world` ranks."""
 
     bytes: int
+    world: int
     strategies: list[str]
 
 

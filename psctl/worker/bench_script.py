@@ -47,19 +47,30 @@ GROUP_BYTES = 1 << 30
 
 
 class BenchRanks:
-    """The process groups of all ranks, and reductions over them (on a separate Gloo group): maximum, agreement."""
+    """The process groups of ranks that measure together, and reductions over them (on a separate Gloo group): maximum,
+    agreement. Every rank of the job makes it, also those that do not take part.
 
-    def __init__(self, device: torch.device) -> None:
-        self._group: dist.ProcessGroup = dist.new_group(backend="gloo")
-        ours = EngineGroup(device)
-        self.device, self.engine = ours.device, ours.group
-        """The device on which vectors are summed, and the process group of the engine's own all-reduce."""
-        self.played: dist.ProcessGroup = dist.new_group(backend="nccl" if self.device.type == "cuda" else "gloo")
+    Args:
+        device: on which vectors are summed.
+        world: how many ranks, the first of the job's.
+    """
+
+    def __init__(self, device: torch.device, world: int) -> None:
+        engine = "nccl" if device.type == "cuda" else "gloo"
+        self.rank, self.world, self.device = dist.get_rank(), world, device
+        self._group = _new_group(world, "gloo")
+        self.engine = _new_group(world, engine)
+        """The process group of the engine's own all-reduce."""
+        self.played = _new_group(world, engine)
         """The process group that schedules are played over; all use it, one at a time."""
-        self.played_on_host: dist.ProcessGroup = dist.new_group(backend="gloo")
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.played_on_host = _new_group(world, "gloo")
         self.plane: DataPlane | None = None
         """The data plane that schedules on the CPU are played over."""
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank is one of them."""
+        return self.rank < self.world
 
     def barrier(self) -> None:
         """Block until all ranks have called this method."""
@@ -78,6 +89,11 @@ class BenchRanks:
     def all_equal(self, number: int) -> bool:
         """Return whether all ranks have the same whole number."""
         return self.slowest(number) == -self.slowest(-number)
+
+
+def _new_group(world: int, backend: str) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.new_group(range(world), backend=backend)
+    return group
 
 
 class MeasuredStrategy(Protocol):
@@ -335,17 +351,24 @@ def main(arguments: list[str]) -> None:
     question = question_of(Path(arguments[0] if arguments else FILE).read_bytes())
     device = local_device()
     init_default_group(device)
-    ranks, run = BenchRanks(device), psctl.init()
-    if any(name not in ("native", "ps") for each in question.rounds for name in each.strategies):
-        ranks.plane = _plane(run, ranks.world)
+    sums_on, run, world = EngineGroup(device).device, psctl.init(), dist.get_world_size()
+    parts = {each.ranks or world for each in question.rounds} | {world}
+    ranks = {count: BenchRanks(sums_on, count) for count in sorted(parts)}  # each rank makes each group, in this order
+    plays = any(name not in ("native", "ps") for each in question.rounds for name in each.strategies)
+    plane = _plane(run, world) if plays else None
+    for some in ranks.values():
+        some.plane = plane
     for each in question.rounds:
+        some = ranks[each.ranks or world]
+        if not some.takes_part:
+            continue  # to the next round, in which it waits for the others
         if (collective := collective_of(question.operation)) is not None:
-            _collective_round(question, collective, each, ranks)
+            _collective_round(question, collective, each, some)
             continue
-        _round(question, each, run, ranks, torch.device("cpu") if "ps" in each.strategies else device)
-    ranks.barrier()
-    if ranks.plane is not None:
-        ranks.plane.close()
+        _round(question, each, run, some, torch.device("cpu") if "ps" in each.strategies else device)
+    ranks[world].barrier()
+    if plane is not None:
+        plane.close()
     dist.destroy_process_group()
 
 
@@ -356,7 +379,7 @@ def _plane(run: Run, world: int) -> DataPlane | None:
 
 
 def _collective_round(question: BenchQuestion, name: Collective, asked: BenchRound, ranks: BenchRanks) -> None:
-    _print(ranks, BenchProgress(asked.bytes, list(asked.strategies)))
+    _print(ranks, BenchProgress(asked.bytes, ranks.world, list(asked.strategies)))
     for algorithm, times, correct in measure_collectives(
         ranks, question.effort, name, max(ranks.world, asked.bytes // 4), asked.strategies
     ):
@@ -373,7 +396,7 @@ def _round(
     each = max(1, GROUP_BYTES // (8 * 4 * length))
     for start in range(0, len(names), each):
         group = names[start : start + each]
-        _print(ranks, BenchProgress(asked.bytes, group))
+        _print(ranks, BenchProgress(asked.bytes, ranks.world, group))
         strategies = [
             MeasuredServers(run, length) if name == "ps" else collective(name, asked.strategies[name], ranks, source)
             for name in group

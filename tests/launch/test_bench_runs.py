@@ -77,11 +77,11 @@ def test_the_job_is_one_like_others_and_holds_the_question(tmp_path: Path) -> No
 
 
 def test_answers_travel_as_marked_lines() -> None:
-    for answer in (BenchProgress(5, ["ring"]), BenchRow("allreduce", "ring", 8, 2, [0.5], False)):
+    for answer in (BenchProgress(5, 2, ["ring"]), BenchRow("allreduce", "ring", 8, 2, [0.5], False)):
         assert from_line(to_line(answer)) == answer
     assert from_line("NCCL version 2.21") is None
     with pytest.raises(msgspec.DecodeError):
-        from_line(to_line(BenchProgress(5, []))[:-2])
+        from_line(to_line(BenchProgress(5, 2, []))[:-2])
 
 
 def test_measuring_ends_by_count_time_and_patience() -> None:

@@ -145,7 +145,7 @@ def test_a_rebuilt_host_under_a_known_name_is_measured_anew(tmp_path: Path, what
         rebooted.sites["b"], facts=msgspec.structs.replace(rebooted.sites["b"].facts, boot="another", time=9.0)
     )
     assert link_measurement.load(rebooted) is not None
-    assert "gloo" in calibration.load(rebooted).engines
+    assert "gloo" in calibration.load(rebooted).for_ranks({"a": 1}).engines
     assert [each.bytes for each in calibration.sums_of(rebooted, {"a": 1})] == [4_000]
     assert calibration.sums_of(rebooted, {"a": 2}) == ()
     rebuilt(found, "b", what)

@@ -11,7 +11,7 @@ import pytest
 from psctl.launch.measure.saved_output import read_saved
 from psctl.launch.measure.strategy_suggestion import suggest
 from psctl.launch.placement import job_planning
-from psctl.message_costs import UNKNOWN_COSTS, Costs, MeasuredCosts
+from psctl.message_costs import UNKNOWN_COSTS, Costs, MeasuredCosts, MeasuredRanks, RanksCosts
 from psctl.plan.choose import UNKNOWN, planner_for_cluster
 from psctl.plan.plan_input import PlanRequest, plan_input_of_cluster
 from psctl.plan.simulation.cost_model import FREE
@@ -144,7 +144,7 @@ def test_where_nothing_is_known_nothing_is_suggested() -> None:
 
 def test_hosts_that_can_be_reached_are_planned_with_what_messages_cost_there() -> None:
     cluster = on_network([HostGraph()] * 4, 1e8)
-    dear = MeasuredCosts({"gloo": Costs(1.0)})
+    dear = MeasuredCosts((MeasuredRanks({"elsewhere": 1}, RanksCosts({"gloo": Costs(1.0)})),))
     assert suggest(cluster, UNKNOWN_COSTS) != suggest(cluster, dear)
     found = suggest(cluster, dear)
     assert found is not None and found.name != "native"

@@ -6,7 +6,15 @@ import random
 
 import pytest
 
-from psctl.message_costs import Costs, MeasuredCosts, MeasuredSize, StrategyPace
+from psctl.message_costs import (
+    UNKNOWN_COSTS,
+    Costs,
+    MeasuredCosts,
+    MeasuredRanks,
+    MeasuredSize,
+    RanksCosts,
+    StrategyPace,
+)
 from psctl.orders import HostOrder
 from psctl.plan.calibrate import fit
 from psctl.plan.candidates import CandidateSearch
@@ -147,11 +155,31 @@ def test_a_measured_size_has_its_own_factor() -> None:
 
 def test_factors_of_sizes_hold_for_the_measured_ranks_only() -> None:
     pace = StrategyPace(1.5, 2.0, (MeasuredSize(4e3, 2.0),))
-    known = MeasuredCosts({"psctl": Costs(1e-3)}, {"ring": pace}, {"a": 2, "b": 2})
-    assert known.for_ranks({"a": 2, "b": 2}) == known
+    costs = RanksCosts({"psctl": Costs(1e-3)}, {"ring": pace})
+    known = MeasuredCosts((MeasuredRanks({"a": 2, "b": 2}, costs),))
+    assert known.for_ranks({"a": 2, "b": 2}) == costs
     others = known.for_ranks({"a": 1, "b": 1})
-    assert (others.engines, others.paces) == (known.engines, {"ring": StrategyPace(1.5, 2.0)})
+    assert (others.engines, others.paces) == (costs.engines, {"ring": StrategyPace(1.5, 2.0)})
     assert known.for_ranks({"b": 2, "a": 2}).paces == others.paces  # rank 0 is on another host
+    assert UNKNOWN_COSTS.for_ranks({"a": 1}) == RanksCosts()
+
+
+def test_the_ranks_of_the_nearest_number_stand_in_for_what_was_not_measured() -> None:
+    def measured(hosts: str, alpha: float, *more: str) -> MeasuredRanks:
+        paces = {"ring": StrategyPace(alpha, 1.0, (MeasuredSize(4e3, alpha),))}
+        costs = RanksCosts({name: Costs(alpha) for name in ("psctl", *more)}, paces)
+        return MeasuredRanks(dict.fromkeys(hosts, 1), costs)
+
+    eight, four, two = measured("abcdefgh", 8.0, "ps"), measured("abcd", 4.0), measured("ab", 2.0, "ps", "gloo")
+    known = MeasuredCosts((four, eight, two))
+    found = known.for_ranks(dict.fromkeys("abcd", 1))
+    assert found.paces == four.costs.paces
+    assert {name: costs.alpha for name, costs in found.engines.items()} == {"psctl": 4.0, "ps": 8.0, "gloo": 2.0}
+    assert known.for_ranks(dict.fromkeys("abcdefgh", 1)).engines["gloo"] == Costs(2.0)
+    for count, nearest in ((1, 2.0), (3, 4.0), (5, 4.0), (6, 8.0), (100, 8.0)):
+        found = known.for_ranks(dict.fromkeys("abcdefgh"[:count], 1) if count < 9 else {"a": count})
+        assert found.engines["psctl"] == Costs(nearest), count
+        assert found.paces == {"ring": StrategyPace(nearest)}
 
 
 def test_near_a_measured_size_its_options_are_taken() -> None:

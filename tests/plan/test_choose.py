@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from psctl.errors import UsageError
-from psctl.message_costs import Costs, MeasuredCosts
+from psctl.message_costs import Costs, MeasuredCosts, MeasuredRanks, RanksCosts
 from psctl.orders import CheckpointOrder, HostOrder, JobOrder
 from psctl.plan.candidates import TIE
 from psctl.plan.choose import Plan, Planner, choose, planner_for_job
@@ -310,7 +310,8 @@ def test_small_messages_take_few_steps() -> None:
 
 
 def test_what_was_measured_stands_in_for_what_is_assumed() -> None:
-    measured = msgspec.structs.replace(order(*map(host, names(4))), costs=MeasuredCosts({"gloo": Costs(1e-5)}))
+    known = MeasuredCosts((MeasuredRanks({"elsewhere": 1}, RanksCosts({"gloo": Costs(1e-5)})),))
+    measured = msgspec.structs.replace(order(*map(host, names(4))), costs=known)
     assert choose(measured, 4096, None, decided=False).chosen == "native"
     assert plan_input_of_job(measured).costs["psctl"] == ENGINES["psctl"]
 

@@ -41,6 +41,7 @@ class BenchCall:
         self._bench_request = bench_request
         self._results: list[bench_runs.BenchResult] = []
         self._outlook: bench_runs.BenchPlan | None = None
+        self._parts: list[bench_runs.BenchPlan] = []  # for some of its ranks
         self._controls: list[str] = []
         self._control: str | None = None  # congestion control of the current job, when controls are compared
         self._times: dict[str, list[float]] = {}  # by congestion control
@@ -54,14 +55,16 @@ class BenchCall:
         with SignalQueue() as signals:
             reached = self._predict()
             assert self._outlook is not None, "set by _predict"
-            jobs = self._outlook.jobs(self._bench_request)
+            jobs = self._outlook.jobs(self._bench_request, self._parts)
             turns = [(job, control) for _ in range(congestion.TURNS) for job in jobs[-1:] for control in self._controls]
             for job, self._control in [*((job, None) for job in jobs), *turns]:
                 code = self._measure(job, signals)
                 if code:
                     return code
         if collective_of(self._bench_request.operation) is None:  # costs are fitted to predictions of these
-            self._tell(*cost_fitting.describe(cost_fitting.calibrate(reached, self._outlook, self._results)))
+            for outlook in (self._outlook, *self._parts):
+                own = [each for each in self._results if each.row.world == outlook.inputs.world]
+                self._tell(*cost_fitting.describe(cost_fitting.calibrate(reached, outlook, own), outlook.inputs.world))
         return 0
 
     def document(self) -> JsonObject:
@@ -82,9 +85,8 @@ class BenchCall:
         with prepare.reach(own.home, self._chosen, own.connect, [], self._progress) as reached:
             prepare.make_ready(reached, self._progress, own.warn)
             self._bench_request = self._request_on(reached)
-            with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
-                asked = bench_runs.wanted(Path(folder), self._bench_request, bench_runs.whole_job(self._bench_request))
-            self._outlook = bench_runs.BenchPlan(reached, asked, self._bench_request.operation)
+            self._outlook = bench_runs.plan_of(reached, self._bench_request)
+            self._parts = self._parts_on(reached, self._outlook)
             self._controls = congestion.allowed(reached, self._bench_request.controls)
             return reached
 
@@ -105,6 +107,10 @@ class BenchCall:
         """Return the request for the hosts that were reached."""
         return self._bench_request
 
+    def _parts_on(self, reached: ReachedCluster, outlook: bench_runs.BenchPlan) -> list[bench_runs.BenchPlan]:
+        """Return the plans for some of the ranks, which measure once more."""
+        return []
+
     def _follow(self, follower: BenchFollower, fleet: Fleet) -> int:
         """Follow a job to its end; return the exit code."""
         return follower.run()
@@ -123,14 +129,16 @@ class BenchCall:
     def _on_answer(self, answer: BenchAnswer) -> None:
         """Keep and print an answer of rank 0."""
         assert self._outlook is not None, "set by _predict"
+        outlook = next((each for each in self._parts if each.inputs.world == answer.world), self._outlook)
         match answer:
             case BenchProgress():
-                self._tell(f"{format_bytes(answer.bytes)}: {', '.join(answer.strategies)}")
+                some = "" if outlook is self._outlook else f", {answer.world} ranks"
+                self._tell(f"{format_bytes(answer.bytes)}{some}: {', '.join(answer.strategies)}")
             case BenchRow() if self._control is not None:
                 self._times.setdefault(self._control, []).append(statistics.median(answer.times))
                 self._tell(f"  congestion {self._control}: {format_seconds(statistics.median(answer.times))}")
             case BenchRow():
-                result = bench_runs.BenchResult(answer, self._outlook.predicted(answer.strategy, answer.bytes))
+                result = bench_runs.BenchResult(answer, outlook.predicted(answer.strategy, answer.bytes))
                 self._results.append(result)
                 predicted = "" if result.predicted is None else f", predicted {format_seconds(result.predicted)}"
                 wrong = "" if answer.correct else ", and its result is WRONG"
@@ -155,6 +163,12 @@ class MessageMeasurement(BenchCall):
 
     def _request_on(self, reached: ReachedCluster) -> bench_runs.BenchRequest:
         return msgspec.structs.replace(self._bench_request, workers=str(bench_runs.workers_of(reached)))
+
+    def _parts_on(self, reached: ReachedCluster, outlook: bench_runs.BenchPlan) -> list[bench_runs.BenchPlan]:
+        count = bench_runs.part_of(outlook.inputs.hosts)
+        if count is None:
+            return []
+        return [bench_runs.plan_of(reached, msgspec.structs.replace(self._bench_request, workers=str(count)))]
 
     def _follow(self, follower: BenchFollower, fleet: Fleet) -> int:
         """Follow a job and remove it, however it ends."""

@@ -7,6 +7,7 @@ measures it at the smallest size, where its messages count most, at the end of t
 from __future__ import annotations
 
 import statistics
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -101,6 +102,16 @@ shortest come last, because processes that have just started disturb them most."
 
 MOST_RANKS = 64
 """Workers of that measurement, at most: a job with more starts longer than it measures."""
+
+PART = 0.5
+"""Part of its workers that measures once more, for jobs that leave hosts free: where hosts share processors, or a
+message's cost depends on the ranks in another way, costs of all do not hold for fewer."""
+
+LEAST_PART = 3
+"""Least ranks of such a part: between two all strategies exchange the same messages, or more of them."""
+
+MOST_BYTES = 64_000
+"""Largest size that a part measures: above it, the links determine more of the time than the messages do."""
 
 
 class BenchJob(msgspec.Struct, frozen=True):
@@ -205,9 +216,21 @@ def workers_of(reached: ReachedCluster) -> int:
     return min(MOST_RANKS, sum(slots))
 
 
-def whole_job(bench_request: BenchRequest) -> BenchJob:
-    """Return the job that predictions are made for: with workers, and all hosts that may serve."""
-    return BenchJob(BenchQuestion(bench_request.operation, []), "auto")
+def part_of(hosts: Sequence[str]) -> int | None:
+    """Return how many of the first ranks measure once more for themselves; None: they are too few, or on one host.
+
+    Args:
+        hosts: the host of each rank.
+    """
+    count = int(len(hosts) * PART)
+    return count if count >= LEAST_PART and len(set(hosts[:count])) > 1 else None
+
+
+def plan_of(reached: ReachedCluster, bench_request: BenchRequest) -> BenchPlan:
+    """Return the predictions for a bench's workers, and all hosts that may serve."""
+    with tempfile.TemporaryDirectory(prefix="psctl-bench-") as folder:
+        job = wanted(Path(folder), bench_request, BenchJob(BenchQuestion(bench_request.operation, []), "auto"))
+    return BenchPlan(reached, job, bench_request.operation)
 
 
 def wanted(folder: Path, bench_request: BenchRequest, job: BenchJob) -> RequestedJob:
@@ -290,14 +313,33 @@ class BenchPlan:
         options = params if row.strategy not in ("native", "ps") else {}
         return MeasuredSum(row.strategy, row.bytes, result.median, options, result.predicted)
 
-    def jobs(self, bench_request: BenchRequest) -> list[BenchJob]:
+    def jobs(self, bench_request: BenchRequest, parts: Sequence[BenchPlan] = ()) -> list[BenchJob]:
         """Return the jobs that measure the requested strategies and sizes.
+
+        Args:
+            bench_request: the request.
+            parts: plans for the first ranks of the job only, which measure the sizes up to MOST_BYTES once more among
+                themselves.
 
         Raises:
             UsageError: a named strategy is not possible here; the message has the reason.
         """
         if self._collective is not None:
             return [self._collective_job(self._collective, bench_request)]
+        rounds, served = self._rounds(bench_request)
+        for part in parts:
+            played, _ = part._rounds(bench_request)  # servers are cut for the workers of a whole job
+            small = [each for each in played if each.bytes <= MOST_BYTES]
+            rounds += [msgspec.structs.replace(each, ranks=part.inputs.world) for each in small]
+        strategy: Literal["native", "auto"] = "auto" if self.order.require_encryption else "native"
+        if served and bench_request.likely is not None:  # a second job would take longer to start than to measure
+            last = min(served, key=lambda each: each.bytes)
+            return [BenchJob(_question(bench_request, [*rounds, last]), "ps", "1")]  # so few bytes are one shard
+        collectives = [BenchJob(_question(bench_request, rounds), strategy)] if rounds else []
+        return [*collectives, *(BenchJob(_question(bench_request, [each]), "ps") for each in served)]
+
+    def _rounds(self, bench_request: BenchRequest) -> tuple[list[BenchRound], list[BenchRound]]:
+        """Return the measurements of schedules and the engine, and those of servers."""
         rounds: list[BenchRound] = []
         served: list[BenchRound] = []
         for size in bench_request.sizes:
@@ -311,16 +353,13 @@ class BenchPlan:
             seconds = {name: rows[name].seconds or 0.0 for name in names}
             if "ps" in names:
                 served.append(BenchRound(size, {"ps": {}}))
-            likely = bench_request.likely.among(seconds) if bench_request.likely is not None else names
-            played = {name: rows[name].params for name in likely if name != "ps"}
+            if bench_request.likely is not None:  # the engine's costs are fitted to its only strategy, likely or not
+                engine = [name for name in names if name == "native"]
+                names = list(dict.fromkeys([*bench_request.likely.among(seconds), *engine]))
+            played = {name: rows[name].params for name in names if name != "ps"}
             if played:
                 rounds.append(BenchRound(size, played))
-        strategy: Literal["native", "auto"] = "auto" if self.order.require_encryption else "native"
-        if served and bench_request.likely is not None:  # a second job would take longer to start than to measure
-            last = min(served, key=lambda each: each.bytes)
-            return [BenchJob(_question(bench_request, [*rounds, last]), "ps", "1")]  # so few bytes are one shard
-        collectives = [BenchJob(_question(bench_request, rounds), strategy)] if rounds else []
-        return [*collectives, *(BenchJob(_question(bench_request, [each]), "ps") for each in served)]
+        return rounds, served
 
     def _collective_job(self, operation: CollectiveOperation, bench_request: BenchRequest) -> BenchJob:
         """Return the job that measures a collective's algorithms, and the engine's own."""

@@ -24,6 +24,9 @@ from psctl.schedule.algorithms.catalog import ScheduleOptions
 SAMPLES = 40
 """Measurements of one engine that costs are fitted to, at most."""
 
+SEVERAL = 3
+"""Measurements that determine the costs of an engine's messages, whichever they are."""
+
 FLOWS = 0.8
 """Share of a prediction above which a measurement shows how fast a strategy's bytes are transferred."""
 
@@ -42,7 +45,7 @@ def calibrate(reached: ReachedCluster, outlook: BenchPlan, results: Sequence[Ben
     the same machines and ranks; save them with the cluster.
 
     Returns:
-        by engine, what was found; an engine with less than three measurements is left as it was.
+        by engine, what was found; an engine whose costs these measurements do not determine is left as it was.
     """
     ranks = dict(Counter(outlook.inputs.hosts))
     known = [*calibration.sums_of(reached, ranks), *(outlook.sum(each) for each in results if each.valid)]
@@ -53,7 +56,8 @@ def calibrate(reached: ReachedCluster, outlook: BenchPlan, results: Sequence[Ben
     flowing = {**{name: pace.flowing for name, pace in outlook.inputs.paces.items()}, **predictor.flowing(sums)}
     engine_of = {"native": outlook.inputs.engine, "ps": "ps"}
     engines = grouped((engine_of.get(each.strategy, "psctl"), each) for each in sums)
-    found = {engine: predictor.fitted(engine, rows, flowing) for engine, rows in engines.items() if len(rows) >= 3}
+    enough = {engine: rows for engine, rows in engines.items() if predictor.determine(engine, rows)}
+    found = {engine: predictor.fitted(engine, rows, flowing) for engine, rows in enough.items()}
     flowing |= predictor.flowing(sums)
     waiting = {**{name: pace.waiting for name, pace in outlook.inputs.paces.items()}, **predictor.waiting(sums)}
     names = dict.fromkeys([*flowing, *waiting, *(each.strategy for each in sums)])
@@ -81,6 +85,12 @@ class _Predictor:
         if row.strategy == "ps":
             return time_push_pull(self._inputs, self._serving(row.bytes), row.bytes)[0]
         return self._search.predict(row.strategy, msgspec.convert(row.options, ScheduleOptions), row.bytes).timing
+
+    def determine(self, engine: str, sums: Sequence[MeasuredSum]) -> bool:
+        """Whether measurements determine an engine's costs: several do; of an engine with a single strategy, one in
+        which messages wait most of the time (of servers `up` has no other)."""
+        waits = (timing.waiting >= WAITS * timing.seconds > 0 for timing in map(self.timing, sums))
+        return len(sums) >= SEVERAL or (engine != "psctl" and any(waits))
 
     def fitted(self, engine: str, sums: Sequence[MeasuredSum], flowing: Mapping[str, float]) -> FittedCosts:
         """Fit an engine's costs; later predictions use them."""
@@ -149,11 +159,12 @@ def _some(sums: Sequence[MeasuredSum]) -> list[MeasuredSum]:
     return [ordered[int(at * step)] for at in range(min(len(ordered), SAMPLES))]
 
 
-def describe(found: Mapping[str, FittedCosts]) -> list[str]:
-    """Return the fitted costs of each engine, a line each, for people."""
+def describe(found: Mapping[str, FittedCosts], world: int) -> list[str]:
+    """Return the costs of each engine that were fitted with so many ranks, a line each, for people."""
     return [
-        f"{engine}: {each.costs.alpha * 1e6:.0f} us a message, {each.costs.overhead * 1e6:.0f} us of processor at "
-        f"each end, {each.costs.gamma * 1e9:.2f} ns a byte summed; predictions were off by {each.before:.0%}, "
+        f"{engine}, {world} ranks: {each.costs.alpha * 1e6:.0f} us a message, "
+        f"{each.costs.overhead * 1e6:.0f} us of processor at each end, "
+        f"{each.costs.gamma * 1e9:.2f} ns a byte summed; predictions were off by {each.before:.0%}, "
         f"now by {each.after:.0%} ({each.measurements} measurements)"
         for engine, each in found.items()
     ]

@@ -11,7 +11,7 @@ from psctl import errors
 from psctl.launch.hosts.actions import MeasureMessages
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import reach
-from psctl.message_costs import UNKNOWN_COSTS, Costs, MeasuredCosts, StrategyPace
+from psctl.message_costs import UNKNOWN_COSTS, Costs, MeasuredCosts, MeasuredRanks, RanksCosts, StrategyPace
 
 
 class FittedCosts(msgspec.Struct, frozen=True):
@@ -34,42 +34,48 @@ class MeasuredSum(msgspec.Struct, frozen=True):
     before: float | None = None
 
 
-class Calibration(msgspec.Struct, frozen=True):
-    """Measured times, and the costs and factors that fit them.
-
-    They hold for `machines` (by host: address, cores, GPUs and identity); `ranks` are those of each host meanwhile.
-    """
+class RanksCalibration(msgspec.Struct, frozen=True):
+    """Times that were measured with the same `ranks`, by host, and the costs and factors that fit them."""
 
     time: float
-    machines: dict[str, str]
     ranks: dict[str, int]
     sums: tuple[MeasuredSum, ...]
     engines: dict[str, FittedCosts]
     paces: dict[str, StrategyPace]
 
     @property
-    def costs(self) -> MeasuredCosts:
+    def costs(self) -> MeasuredRanks:
         """What a plan needs of it."""
-        return MeasuredCosts({name: each.costs for name, each in self.engines.items()}, self.paces, self.ranks)
+        engines = {name: each.costs for name, each in self.engines.items()}
+        return MeasuredRanks(self.ranks, RanksCosts(engines, self.paces))
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """What was measured on `machines` (by host: address, cores, GPUs and identity), once for each set of ranks."""
+
+    machines: dict[str, str]
+    groups: tuple[RanksCalibration, ...]
 
 
 def save(
     reached: ReachedCluster, ranks: Mapping[str, int], sums: Sequence[MeasuredSum],
     engines: Mapping[str, FittedCosts], paces: Mapping[str, StrategyPace],
 ) -> None:  # fmt: skip
-    """Save a calibration in place of an earlier one, of which the costs of other engines are kept."""
-    before = _saved(reached)
+    """Save a calibration in place of an earlier one of the same ranks, of which the costs of other engines are kept."""
+    kept = _saved(reached)
+    groups = {tuple(each.ranks.items()): each for each in kept.groups}
+    before = groups.get(tuple(ranks.items()))
     known = before.engines if before is not None else {}
-    made = Calibration(
-        time.time(), machines_of(reached), dict(ranks), tuple(sums), {**known, **engines}, dict(paces)
-    )  # fmt: skip
+    groups[tuple(ranks.items())] = RanksCalibration(
+        time.time(), dict(ranks), tuple(sums), {**known, **engines}, dict(paces)
+    )
+    made = Calibration({**kept.machines, **machines_of(reached)}, tuple(groups.values()))
     reached.home.save_measurement("costs", reached.chosen.spec.name, made)
 
 
 def sums_of(reached: ReachedCluster, ranks: Mapping[str, int]) -> tuple[MeasuredSum, ...]:
     """Return the saved times of the same machines with the same ranks."""
-    kept = _saved(reached)
-    return kept.sums if kept is not None and kept.ranks == ranks else ()
+    return next((each.sums for each in _saved(reached).groups if each.costs.is_of(ranks)), ())
 
 
 def load(reached: ReachedCluster) -> MeasuredCosts:
@@ -77,13 +83,13 @@ def load(reached: ReachedCluster) -> MeasuredCosts:
 
     Call `reach.find` or `reach.settled` first.
     """
-    kept = _saved(reached)
-    return kept.costs if kept is not None else UNKNOWN_COSTS
+    return MeasuredCosts(tuple(each.costs for each in _saved(reached).groups))
 
 
-def _saved(reached: ReachedCluster) -> Calibration | None:
+def _saved(reached: ReachedCluster) -> Calibration:
+    """Return what is saved; nothing when one of the hosts that were reached has changed since."""
     kept = reached.home.load_measurement("costs", reached.chosen.spec.name, Calibration)
-    return kept if kept is not None and machines_of(reached).items() <= kept.machines.items() else None
+    return kept if kept is not None and machines_of(reached).items() <= kept.machines.items() else Calibration({}, ())
 
 
 def plan(reached: ReachedCluster) -> None:
