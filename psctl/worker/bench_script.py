@@ -360,13 +360,11 @@ def main(arguments: list[str]) -> None:
         some.plane = plane
     for each in question.rounds:
         some = ranks[each.ranks or world]
-        if not some.takes_part:
-            continue  # to the next round, in which it waits for the others
         if (collective := collective_of(question.operation)) is not None:
             _collective_round(question, collective, each, some)
-            continue
-        _round(question, each, run, some, torch.device("cpu") if "ps" in each.strategies else device)
-    ranks[world].barrier()
+        elif some.takes_part:
+            _round(question, each, run, some, torch.device("cpu") if "ps" in each.strategies else device)
+        ranks[world].barrier()  # what the others would do for their next round would disturb this one
     if plane is not None:
         plane.close()
     dist.destroy_process_group()

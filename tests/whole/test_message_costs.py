@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from pathlib import Path
@@ -24,7 +25,7 @@ def two_each(hosts: Any, more: str = "") -> str:
 
 @pytest.mark.soak  # tests/launch/test_cost_fitting.py has the costs; bench/strategies.py the plan
 def test_up_measures_messages_once_and_the_plan_takes_what_was_fastest(make_hosts: Any, tmp_path: Path) -> None:
-    hosts = make_hosts(2, rate="200mbit")
+    hosts = make_hosts(3, rate="200mbit")
     home = hosts.make_home(tmp_path / "home")
     cluster = home.path / "cluster.yaml"
     cluster.write_text(two_each(hosts))
@@ -41,15 +42,16 @@ def test_up_measures_messages_once_and_the_plan_takes_what_was_fastest(make_host
     assert not [path for name in hosts for path in hosts.path(name, "/root/.psctl/host/jobs").glob("*/*")]
     assert_clean(hosts)
     second = psctl.run("up", str(cluster), "-o", "json")
-    assert [(host["state"], host["actions"]) for host in second.document["hosts"]] == [("unchanged", [])] * 2
-    # the plan of a job on the same ranks predicts what was measured
-    kept = json.loads((home.path / ".psctl/measured/costs/lab.json").read_text())
-    assert kept["ranks"] == {"h1": 2, "h2": 2}
-    for size in (4_000, 64_000):
+    assert [(host["state"], host["actions"]) for host in second.document["hosts"]] == [("unchanged", [])] * 3
+    # the plan of a job on the same ranks, or half of them, predicts what was measured
+    groups = json.loads((home.path / ".psctl/measured/costs/lab.json").read_text())["groups"]
+    assert [each["ranks"] for each in groups] == [{"h1": 2, "h2": 2, "h3": 2}, {"h1": 2, "h2": 1}]
+    (tmp_path / "train.py").write_text("")
+    for kept, size in itertools.product(groups, (4_000, 64_000)):
         times = {row["strategy"]: row["seconds"] for row in kept["sums"] if row["bytes"] == size}
         assert len(times) >= 3
-        (tmp_path / "train.py").write_text("")
-        (tmp_path / "job.yaml").write_text("name: small\nscript: train.py\nworkers: 4\n")
+        workers = sum(kept["ranks"].values())
+        (tmp_path / "job.yaml").write_text(f"name: small\nscript: train.py\nworkers: {workers}\n")
         plan = psctl.run("plan", str(tmp_path / "job.yaml"), "--size", str(size), "-o", "json").document
         predicted = {row["strategy"]: row["seconds"] for row in plan["candidates"]}
         # servers are not measured at every size, and on busy processors not every strategy that could be the fastest
