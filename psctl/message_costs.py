@@ -62,13 +62,14 @@ class StrategyPace(msgspec.Struct, frozen=True):
         return math.exp((1.0 - part) * math.log(low.factor) + part * math.log(high.factor))
 
     def options(self, size: float) -> dict[str, object] | None:
-        """Return the options of the nearest measured size; None where there is none within a factor of NEAR.
+        """Return the options of a measured size; None where there is none within a factor of NEAR.
 
-        The factors hold for the options that were measured: the model ranks other ones without them.
+        The factors hold for the options that were measured: the model ranks other ones without them. Those of a smaller
+        size are preferred: what a larger vector is cut into may be too small in a smaller one.
         """
-        near = {abs(math.log(max(size, 1.0) / each.bytes)): each.options for each in self.measured}
-        distance = min(near, default=math.inf)
-        return near[distance] if distance <= math.log(NEAR) else None
+        near = [each for each in self.measured if size / NEAR <= each.bytes <= size * NEAR]
+        smaller = [each for each in near if each.bytes <= size]
+        return smaller[-1].options if smaller else near[0].options if near else None
 
     @property
     def least(self) -> float:

@@ -42,6 +42,12 @@ from psctl.worker import bench_patterns
 from psctl.worker.bench_collectives import CollectiveValues, EngineCollective, PlayedCollective
 from psctl.worker.run import Run
 
+OPERATIONS = 3
+"""Operations by which the duration of a short one is estimated."""
+
+COLD = 4.0
+"""How many times as long as a measurement the first operation may take, and operations still be short."""
+
 GROUP_BYTES = 1 << 30
 """Bytes of vectors, about, of the strategies that take turns; with large vectors fewer strategies take turns."""
 
@@ -211,9 +217,17 @@ class BenchTurns:
     def __init__(self, ranks: BenchRanks, effort: BenchEffort) -> None:
         self._ranks, self._effort = ranks, effort
 
-    def repeats(self, seconds: float) -> int:
-        """Return how many operations of so many seconds one measurement times."""
-        return max(1, min(200, round(self._effort.lasting / max(seconds, 1e-6))))
+    def repeats(self, first: float, measure: Callable[[int], float]) -> int:
+        """Return how many operations one measurement times.
+
+        Args:
+            first: seconds of the first operation. It may be disturbed by whatever else happens first, so one that is
+                not much longer than a measurement is no reason to time single operations.
+            measure: returns the seconds of an operation, from the number of operations to time.
+        """
+        if first > COLD * self._effort.lasting:
+            return 1
+        return max(1, min(200, round(self._effort.lasting / max(measure(OPERATIONS), 1e-6))))
 
     def times(self, measures: Mapping[str, tuple[int, Callable[[int], float]]]) -> dict[str, list[float]]:
         """Return the times of each name, measured by turns.
@@ -249,7 +263,7 @@ class BenchMeasurement:
         correct, repeats = {}, {}
         for one in strategies:
             correct[one.name], first = self._check_fractions(one)
-            repeats[one.name] = 1 if first > self._effort.lasting else self._turns.repeats(self._time(one, 3))
+            repeats[one.name] = self._turns.repeats(first, partial(self._time, one))
         times = self._turns.times({one.name: (repeats[one.name], partial(self._time, one)) for one in strategies})
         return [(one, times[one.name], correct[one.name] and self._check_whole(one)) for one in strategies]
 
@@ -330,8 +344,7 @@ def measure_collectives(
     for one in measured:
         first = seconds(one, 1)
         correct[one.name] = right(one)
-        repeats = 1 if first > effort.lasting else turns.repeats(seconds(one, 3))
-        plans[one.name] = repeats, partial(seconds, one)
+        plans[one.name] = turns.repeats(first, partial(seconds, one)), partial(seconds, one)
     times = turns.times(plans)
     found = [(one.name, times[one.name], correct[one.name] and right(one)) for one in measured]
     for one in measured:

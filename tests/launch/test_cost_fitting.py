@@ -87,9 +87,9 @@ def test_up_measures_likely_strategies_on_all_slots_the_shortest_last(tmp_path: 
     assert bench_runs.workers_of(found) == 8
     plan = outlook(found, 8)
     [job] = plan.jobs(MESSAGES)
-    assert [each.bytes for each in job.question.rounds[:3]] == [1_000_000, 64_000, 4_000]
+    assert [each.bytes for each in job.question.rounds[:4]] == [1_000_000, 256_000, 64_000, 4_000]
     assert job.question.effort == MESSAGES.effort
-    for each in job.question.rounds[:3]:
+    for each in job.question.rounds[:4]:
         seconds = [plan.predicted(name, each.bytes) or 0.0 for name in each.strategies]
         likely = [each for each in seconds if each <= 3 * seconds[0]]
         assert likely == sorted(likely)
@@ -107,10 +107,10 @@ def test_half_of_the_ranks_measure_once_more_among_themselves(tmp_path: Path) ->
     assert half.inputs.hosts == whole.inputs.hosts[:4]
     [job] = whole.jobs(MESSAGES, [half])
     assert [(each.bytes, each.ranks) for each in job.question.rounds] == [
-        (1_000_000, None), (64_000, None), (4_000, None), (64_000, 4), (4_000, 4), (4_000, None),
+        (1_000_000, None), (256_000, None), (64_000, None), (4_000, None), (64_000, 4), (4_000, 4), (4_000, None),
     ]  # fmt: skip
     assert all("ps" not in each.strategies for each in job.question.rounds[:-1])
-    for each in job.question.rounds[3:-1]:
+    for each in job.question.rounds[4:-1]:
         assert {name: half.predicted(name, each.bytes) for name in each.strategies}
     assert bench_runs.part_of(("a",) * 4 + ("b",) * 4) is None  # it would have one host
     assert bench_runs.part_of(("a", "b", "c", "d")) is None  # it would have two ranks

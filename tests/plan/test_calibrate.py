@@ -190,7 +190,7 @@ def test_near_a_measured_size_its_options_are_taken() -> None:
         CandidateSearch(PlanInput(nominal_cluster(order), names, names, costs, paces))
         for paces in ({"pipelined-chain": pace}, {})
     )
-    chosen = {size: measured.best("pipelined-chain", size).options.chunks for size in (20e3, 64e3, 200e3, 400e3, 3.9e6)}
+    chosen = {size: measured.best("pipelined-chain", size).options.chunks for size in (20e3, 64e3, 255e3, 400e3, 3.9e6)}
     assert list(chosen.values()) == [3, 3, 3, 5, 5]
     for size in (1e3, 50e6):
         assert measured.best("pipelined-chain", size).options == plain.best("pipelined-chain", size).options

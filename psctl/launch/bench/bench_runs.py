@@ -93,7 +93,7 @@ class BenchRequest(msgspec.Struct, frozen=True):
 
 
 MESSAGES = BenchRequest(
-    "allreduce", [1_000_000, 64_000, 4_000], [],
+    "allreduce", [1_000_000, 256_000, 64_000, 4_000], [],
     effort=BenchEffort(least=5, seconds=0.5, slow=0.5, lasting=0.05, slower=1.5), limit="5m",
     likely=LikelyStrategies(factor=3.0, seconds=3.0),
 )  # fmt: skip
