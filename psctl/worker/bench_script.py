@@ -210,12 +210,11 @@ class BenchTurns:
     """Measures by turns.
 
     Args:
-        ranks: all of them.
         effort: how often and how long.
     """
 
-    def __init__(self, ranks: BenchRanks, effort: BenchEffort) -> None:
-        self._ranks, self._effort = ranks, effort
+    def __init__(self, effort: BenchEffort) -> None:
+        self._effort = effort
 
     def repeats(self, first: float, measure: Callable[[int], float]) -> int:
         """Return how many operations one measurement times.
@@ -256,7 +255,7 @@ class BenchMeasurement:
 
     def __init__(self, ranks: BenchRanks, effort: BenchEffort, source: torch.Tensor) -> None:
         self._ranks, self._effort, self._source = ranks, effort, source
-        self._turns = BenchTurns(ranks, effort)
+        self._turns = BenchTurns(effort)
 
     def measure(self, strategies: Sequence[MeasuredStrategy]) -> list[tuple[MeasuredStrategy, list[float], bool]]:
         """Return each strategy's times, and whether its sums were correct."""
@@ -315,7 +314,7 @@ def measure_collectives(
         asked: the options of each algorithm; `native` is the engine's own.
     """
     values, device = CollectiveValues(collective, ranks.rank, ranks.world, length), ranks.device
-    mine, turns = values.mine().to(device), BenchTurns(ranks, effort)
+    mine, turns = values.mine().to(device), BenchTurns(effort)
     measured: list[PlayedCollective | EngineCollective] = [
         EngineCollective(collective, values, ranks.rank, ranks.engine, device) if name == "native"
         else PlayedCollective(

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from psctl.job.bench_messages import BenchRow
-from psctl.launch.bench import bench_runs, cost_fitting
-from psctl.launch.bench.bench_runs import MESSAGES, BenchPlan, BenchRequest, BenchResult
+from psctl.launch.bench import bench_runs, cost_fitting, message_bench
+from psctl.launch.bench.bench_runs import BenchPlan, BenchRequest, BenchResult
+from psctl.launch.bench.message_bench import MESSAGES
 from psctl.launch.home import Home
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.measure import calibration
@@ -84,7 +85,7 @@ def test_other_ranks_are_planned_with_the_fitted_costs(tmp_path: Path) -> None:
 
 def test_up_measures_likely_strategies_on_all_slots_the_shortest_last(tmp_path: Path) -> None:
     found = machines(tmp_path / "home", slots=2)
-    assert bench_runs.workers_of(found) == 8
+    assert message_bench.workers_of(found) == 8
     plan = outlook(found, 8)
     [job] = plan.jobs(MESSAGES)
     assert [each.bytes for each in job.question.rounds[:4]] == [1_000_000, 256_000, 64_000, 4_000]
@@ -97,13 +98,13 @@ def test_up_measures_likely_strategies_on_all_slots_the_shortest_last(tmp_path: 
         assert "native" in each.strategies
         assert "ps" not in each.strategies
     many = machines(tmp_path / "home", slots=40)
-    assert bench_runs.workers_of(many) == bench_runs.MOST_RANKS
+    assert message_bench.workers_of(many) == message_bench.MOST_RANKS
 
 
 def test_half_of_the_ranks_measure_once_more_among_themselves(tmp_path: Path) -> None:
     found = machines(tmp_path / "home", slots=2)
     whole, half = outlook(found, 8), outlook(found, 4)
-    assert bench_runs.part_of(whole.inputs.hosts) == 4
+    assert message_bench.part_of(whole.inputs.hosts) == 4
     assert half.inputs.hosts == whole.inputs.hosts[:4]
     [job] = whole.jobs(MESSAGES, [half])
     assert [(each.bytes, each.ranks) for each in job.question.rounds] == [
@@ -112,9 +113,9 @@ def test_half_of_the_ranks_measure_once_more_among_themselves(tmp_path: Path) ->
     assert all("ps" not in each.strategies for each in job.question.rounds[:-1])
     for each in job.question.rounds[4:-1]:
         assert {name: half.predicted(name, each.bytes) for name in each.strategies}
-    assert bench_runs.part_of(("a",) * 4 + ("b",) * 4) is None  # it would have one host
-    assert bench_runs.part_of(("a", "b", "c", "d")) is None  # it would have two ranks
-    assert bench_runs.part_of(("a", "b", "c", "d", "e", "f", "g")) == 3
+    assert message_bench.part_of(("a",) * 4 + ("b",) * 4) is None  # it would have one host
+    assert message_bench.part_of(("a", "b", "c", "d")) is None  # it would have two ranks
+    assert message_bench.part_of(("a", "b", "c", "d", "e", "f", "g")) == 3
 
 
 def test_one_measurement_of_servers_determines_what_their_messages_cost(tmp_path: Path) -> None:

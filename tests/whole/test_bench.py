@@ -42,8 +42,9 @@ def test_allreduce_is_measured_checked_and_predicted(tmp_path: Path) -> None:
     assert [(job["job"], job["state"]) for job in jobs] == [("bench-1", "done")]
     assert psctl.run("checkpoint", "list", "-o", "json").document == {"checkpoints": []}
     # what messages cost is kept, and plans use it
-    kept = json.loads((tmp_path / ".psctl/measured/costs/local.json").read_text())
-    assert set(kept["engines"]) == {"psctl"}
+    [kept] = json.loads((tmp_path / ".psctl/measured/costs/local.json").read_text())["groups"]
+    assert kept["ranks"] == {"local": 2}
+    assert set(kept["engines"]) == {"gloo", "psctl"}
     assert kept["engines"]["psctl"]["after"] <= kept["engines"]["psctl"]["before"]
 
 

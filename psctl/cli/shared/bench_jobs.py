@@ -16,7 +16,7 @@ from psctl.cli.shared.context import Context
 from psctl.cli.shared.following import EventOutput, JobFollower, SignalQueue
 from psctl.job.bench_messages import BenchAnswer, BenchProgress, BenchRow, collective_of, from_line
 from psctl.job.events import AnyEvent, Finished, Log
-from psctl.launch.bench import bench_runs, congestion, cost_fitting
+from psctl.launch.bench import bench_runs, congestion, cost_fitting, message_bench
 from psctl.launch.clusters import ChosenCluster
 from psctl.launch.home import JobRecord
 from psctl.launch.hosts.converge import ReachedCluster
@@ -154,7 +154,7 @@ class MessageMeasurement(BenchCall):
     """
 
     def __init__(self, context: Context, chosen: ChosenCluster) -> None:
-        super().__init__(context, chosen, bench_runs.MESSAGES)
+        super().__init__(context, chosen, message_bench.MESSAGES)
 
     def run(self) -> int:
         """Measure and save the costs; return and raise as `BenchCall.run`."""
@@ -162,10 +162,10 @@ class MessageMeasurement(BenchCall):
             return super().run()
 
     def _request_on(self, reached: ReachedCluster) -> bench_runs.BenchRequest:
-        return msgspec.structs.replace(self._bench_request, workers=str(bench_runs.workers_of(reached)))
+        return msgspec.structs.replace(self._bench_request, workers=str(message_bench.workers_of(reached)))
 
     def _parts_on(self, reached: ReachedCluster, outlook: bench_runs.BenchPlan) -> list[bench_runs.BenchPlan]:
-        count = bench_runs.part_of(outlook.inputs.hosts)
+        count = message_bench.part_of(outlook.inputs.hosts)
         if count is None:
             return []
         return [bench_runs.plan_of(reached, msgspec.structs.replace(self._bench_request, workers=str(count)))]

@@ -28,9 +28,7 @@ from psctl.job.bench_messages import (
 from psctl.launch.hosts.converge import ReachedCluster
 from psctl.launch.jobs.prepare import RequestedJob, job_hosts_of, load_requested_job
 from psctl.launch.measure.calibration import MeasuredSum
-from psctl.launch.placement.cluster_snapshot import machines_of
 from psctl.launch.placement.job_planning import order_for_plan
-from psctl.launch.placement.roster import slots_of
 from psctl.orders import JobOrder
 from psctl.plan.candidates import options_as_data
 from psctl.plan.choose import Plan, Planner
@@ -91,24 +89,6 @@ class BenchRequest(msgspec.Struct, frozen=True):
     limit: str = "null"
     likely: LikelyStrategies | None = None
 
-
-MESSAGES = BenchRequest(
-    "allreduce", [1_000_000, 256_000, 64_000, 4_000], [],
-    effort=BenchEffort(least=5, seconds=0.5, slow=0.5, lasting=0.05, slower=1.5), limit="5m",
-    likely=LikelyStrategies(factor=3.0, seconds=3.0),
-)  # fmt: skip
-"""The measurement of `up`, of the costs of messages: above a megabyte the links' rates determine the times. The
-shortest come last, because processes that have just started disturb them most."""
-
-MOST_RANKS = 64
-"""Workers of that measurement, at most: a job with more starts longer than it measures."""
-
-PART = 0.5
-"""Part of its workers that measures once more, for jobs that leave hosts free: where hosts share processors, or a
-message's cost depends on the ranks in another way, costs of all do not hold for fewer."""
-
-LEAST_PART = 3
-"""Least ranks of such a part: between two all strategies exchange the same messages, or more of them."""
 
 MOST_BYTES = 64_000
 """Largest size that a part measures: above it, the links determine more of the time than the messages do."""
@@ -206,24 +186,6 @@ def strategies_of(text: str | None, operation: Operation) -> list[str]:
         if operation == "pushpull" and name != "ps":
             raise errors.UsageError(f"--strategy {name}: pushpull measures servers", hint="ps, or leave it out")
     return ["ps"] if operation == "pushpull" else list(dict.fromkeys(names))
-
-
-def workers_of(reached: ReachedCluster) -> int:
-    """Return the workers of the measurement of `up`: all that the hosts take, so that ranks share processors as in
-    jobs; MOST_RANKS at most."""
-    machines = machines_of(reached)
-    slots = [slots_of(host, machines[host.name]) for host in reached.chosen.spec.hosts if host.name in machines]
-    return min(MOST_RANKS, sum(slots))
-
-
-def part_of(hosts: Sequence[str]) -> int | None:
-    """Return how many of the first ranks measure once more for themselves; None: they are too few, or on one host.
-
-    Args:
-        hosts: the host of each rank.
-    """
-    count = int(len(hosts) * PART)
-    return count if count >= LEAST_PART and len(set(hosts[:count])) > 1 else None
 
 
 def plan_of(reached: ReachedCluster, bench_request: BenchRequest) -> BenchPlan:
