@@ -10,6 +10,9 @@ import msgspec
 FILE = "bench.json"
 """The question's file in the job's folder."""
 
+OPERATIONS = 3
+"""Operations by which the duration of a short one is estimated."""
+
 MARK = "psctl-bench "
 """Prefix of each line of rank 0 that is an answer."""
 

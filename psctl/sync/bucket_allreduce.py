@@ -86,6 +86,25 @@ def find_shared_gpu(gpu: str) -> tuple[int, int] | None:
     return first_shared([bytes(one.tolist()).rstrip(b"\0").decode() for one in every])
 
 
+def device_of_sums(device: torch.device, gpu: Callable[[torch.device], str] = gpu_of) -> torch.device:
+    """Return where vectors must lie to be summed: on the host where two ranks share a GPU; every rank must call it.
+
+    Args:
+        device: where the model's parameters are.
+        gpu: names a device's GPU.
+    """
+    name = gpu(device)
+    pair = find_shared_gpu(name) if name else None
+    if pair is not None and dist.get_rank() == 0:
+        print(
+            f"psctl: worker/{pair[0]} and worker/{pair[1]} share a GPU, which NCCL refuses: gradients are summed "
+            "in the host's memory; with one worker a GPU they need not leave the GPUs",
+            file=sys.stderr,
+            flush=True,
+        )
+    return device if pair is None else torch.device("cpu")
+
+
 class EngineGroup:
     """The engine's process group of psctl: NCCL where each rank has a GPU of its own, else Gloo.
 
@@ -95,18 +114,9 @@ class EngineGroup:
     """
 
     def __init__(self, device: torch.device, gpu: Callable[[torch.device], str] = gpu_of) -> None:
-        name = gpu(device)
         self._ours = init_default_group(device)
-        pair = find_shared_gpu(name) if name else None
-        self.device = device if pair is None else torch.device("cpu")
+        self.device = device_of_sums(device, gpu)
         """Where vectors must lie to be summed."""
-        if pair is not None and dist.get_rank() == 0:
-            print(
-                f"psctl: worker/{pair[0]} and worker/{pair[1]} share a GPU, which NCCL refuses: gradients are summed "
-                "in the host's memory; with one worker a GPU they need not leave the GPUs",
-                file=sys.stderr,
-                flush=True,
-            )
         self.group: dist.ProcessGroup = dist.new_group(backend="nccl" if self.device.type == "cuda" else "gloo")
         self.world = dist.get_world_size(self.group)
 

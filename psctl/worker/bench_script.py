@@ -24,6 +24,7 @@ from psctl.collectives.allreduce_backends import AllReduceBackend, EngineAllRedu
 from psctl.collectives.data_plane import DataPlane
 from psctl.job.bench_messages import (
     FILE,
+    OPERATIONS,
     BenchEffort,
     BenchProgress,
     BenchQuestion,
@@ -35,15 +36,12 @@ from psctl.job.bench_messages import (
 )
 from psctl.schedule.algorithms.catalog import ScheduleOptions, build
 from psctl.schedule.contracts import REDUCING, Collective
-from psctl.sync.bucket_allreduce import EngineGroup, init_default_group, local_device
+from psctl.sync.bucket_allreduce import device_of_sums, init_default_group, local_device
 from psctl.sync.device_copies import CudaCopies
 from psctl.sync.device_sum import StagedAllReduce
 from psctl.worker import bench_patterns
 from psctl.worker.bench_collectives import CollectiveValues, EngineCollective, PlayedCollective
 from psctl.worker.run import Run
-
-OPERATIONS = 3
-"""Operations by which the duration of a short one is estimated."""
 
 COLD = 4.0
 """How many times as long as a measurement the first operation may take, and operations still be short."""
@@ -248,7 +246,7 @@ class BenchMeasurement:
     """Measures strategies of one size.
 
     Args:
-        ranks: all of them.
+        ranks: those that measure together.
         effort: how often and how long.
         source: this rank's whole numbers, on the device.
     """
@@ -307,7 +305,7 @@ def measure_collectives(
     """Measure the algorithms of a collective; return each one's times and whether its result is right.
 
     Args:
-        ranks: all of them.
+        ranks: those that measure together.
         effort: how often and how long.
         collective: its name.
         length: elements of the vector.
@@ -363,7 +361,7 @@ def main(arguments: list[str]) -> None:
     question = question_of(Path(arguments[0] if arguments else FILE).read_bytes())
     device = local_device()
     init_default_group(device)
-    sums_on, run, world = EngineGroup(device).device, psctl.init(), dist.get_world_size()
+    sums_on, run, world = device_of_sums(device), psctl.init(), dist.get_world_size()
     parts = {each.ranks or world for each in question.rounds} | {world}
     ranks = {count: BenchRanks(sums_on, count) for count in sorted(parts)}  # each rank makes each group, in this order
     plays = any(name not in ("native", "ps") for each in question.rounds for name in each.strategies)
@@ -372,10 +370,11 @@ def main(arguments: list[str]) -> None:
         some.plane = plane
     for each in question.rounds:
         some = ranks[each.ranks or world]
-        if (collective := collective_of(question.operation)) is not None:
-            _collective_round(question, collective, each, some)
-        elif some.takes_part:
-            _round(question, each, run, some, torch.device("cpu") if "ps" in each.strategies else device)
+        if some.takes_part:
+            if (collective := collective_of(question.operation)) is not None:
+                _collective_round(question, collective, each, some)
+            else:
+                _round(question, each, run, some, torch.device("cpu") if "ps" in each.strategies else device)
         ranks[world].barrier()  # what the others would do for their next round would disturb this one
     if plane is not None:
         plane.close()

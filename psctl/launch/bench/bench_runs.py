@@ -17,6 +17,7 @@ import msgspec
 from psctl import errors
 from psctl.job.bench_messages import (
     FILE,
+    OPERATIONS,
     BenchEffort,
     BenchQuestion,
     BenchRound,
@@ -47,9 +48,6 @@ SMALLEST, LARGEST = 1_000, 256_000_000
 FACTOR = 4
 """From one size to the next."""
 
-OPERATIONS = 3
-"""Operations by which the duration of a short measurement is estimated: one that is checked, and repeats."""
-
 
 class LikelyStrategies(msgspec.Struct, frozen=True):
     """The strategies of a size that may be the fastest, by their predictions.
@@ -77,7 +75,8 @@ class LikelyStrategies(msgspec.Struct, frozen=True):
 
 class BenchRequest(msgspec.Struct, frozen=True):
     """What to measure. `strategies` empty: all feasible ones, or of these the `likely`; `controls`: of congestion, to
-    compare; `effort`: how often and how long; `limit`: of a job's whole time."""
+    compare; `effort`: how often and how long; `limit`: of a job's whole time; `part_bytes`: the largest size that a
+    part of the ranks measures once more."""
 
     operation: Operation
     sizes: list[int]
@@ -88,10 +87,7 @@ class BenchRequest(msgspec.Struct, frozen=True):
     effort: BenchEffort = BenchEffort()
     limit: str = "null"
     likely: LikelyStrategies | None = None
-
-
-MOST_BYTES = 64_000
-"""Largest size that a part measures: above it, the links determine more of the time than the messages do."""
+    part_bytes: int = 0
 
 
 class BenchJob(msgspec.Struct, frozen=True):
@@ -280,8 +276,7 @@ class BenchPlan:
 
         Args:
             bench_request: the request.
-            parts: plans for the first ranks of the job only, which measure the sizes up to MOST_BYTES once more among
-                themselves.
+            parts: plans for the first ranks of the job only, which measure the smaller sizes once more.
 
         Raises:
             UsageError: a named strategy is not possible here; the message has the reason.
@@ -291,7 +286,7 @@ class BenchPlan:
         rounds, served = self._rounds(bench_request)
         for part in parts:
             played, _ = part._rounds(bench_request)  # servers are cut for the workers of a whole job
-            small = [each for each in played if each.bytes <= MOST_BYTES]
+            small = [each for each in played if each.bytes <= bench_request.part_bytes]
             rounds += [msgspec.structs.replace(each, ranks=part.inputs.world) for each in small]
         strategy: Literal["native", "auto"] = "auto" if self.order.require_encryption else "native"
         if served and bench_request.likely is not None:  # a second job would take longer to start than to measure

@@ -13,10 +13,11 @@ from psctl.launch.placement.roster import slots_of
 MESSAGES = BenchRequest(
     "allreduce", [1_000_000, 256_000, 64_000, 4_000], [],
     effort=BenchEffort(least=5, seconds=0.5, slow=0.5, lasting=0.05, slower=1.5), limit="5m",
-    likely=LikelyStrategies(factor=3.0, seconds=3.0),
+    likely=LikelyStrategies(factor=3.0, seconds=3.0), part_bytes=64_000,
 )  # fmt: skip
-"""The measurement of `up`, of the costs of messages: above a megabyte the links' rates determine the times. The
-shortest come last, because processes that have just started disturb them most."""
+"""The measurement of `up`, of the costs of messages: above a megabyte the links' rates determine the times, and for a
+part of the ranks above 64 kB most of them. The shortest come last, because processes that have just started disturb
+them most."""
 
 MOST_RANKS = 64
 """Workers of that measurement, at most: a job with more starts longer than it measures."""
