@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -206,6 +207,33 @@ def test_only_what_belongs_to_the_job_is_swept(shell: LocalShell, tmp_path: Path
         assert [path.name for path in folder.iterdir()] == ["events.jsonl"], "keys and secrets are gone, the log is not"
         assert other.poll() is None
         other.kill()
+
+
+def test_no_killed_process_sees_another_end(shell: LocalShell, tmp_path: Path) -> None:
+    folder, seen = tmp_path / "jobs" / "digits-1" / "a", tmp_path / "seen"
+    folder.mkdir(parents=True)
+    environment = {**os.environ, "PSCTL_ORDERS": f"{folder}/private/worker-0.json"}
+    watch = (
+        "import os, select, sys, pathlib; poll = select.poll();"
+        "poll.register(os.pidfd_open(int(sys.argv[1])), select.POLLIN);"
+        "print(flush=True); poll.poll(); pathlib.Path(sys.argv[2]).touch()"
+    )
+    with contextlib.ExitStack() as stack:
+        sleepers = [stack.enter_context(subprocess.Popen(["sleep", "60"], env=environment)) for _ in range(100)]
+        watchers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", watch, str(sleepers[0].pid), seen], env=environment, stdout=subprocess.PIPE
+                )
+            )
+            for _ in range(2)
+        ]
+        for process in watchers:
+            assert process.stdout is not None
+            process.stdout.readline()
+        there(shell, "sweep", {"folder": str(folder), "kill": True, "seconds": 5})
+        assert {process.wait(5) for process in [*sleepers, *watchers]} == {-signal.SIGKILL}
+    assert not seen.exists()
 
 
 def test_logs_are_read_by_role_tail_and_pattern(shell: LocalShell, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterable
 
@@ -16,7 +15,7 @@ from psctl.launch.home import Home, HostRecord, JobRecord, ReportedRank
 from psctl.launch.host_programs import HOST_FILES, HOST_STATE, OBJECT, SWEPT, run_program
 from psctl.remote import slurm
 from psctl.remote.fleet import Fleet
-from psctl.remote.shell import Process, Shell
+from psctl.remote.shell import Shell
 from psctl.types import HostName
 
 _STOP = msgspec.json.Decoder(StopAnswer)
@@ -89,7 +88,7 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
         record = settle(home, record, digest, forced=force)
         ended = digest.finished is not None
         checkpoint = f"{record.job}@{digest.checkpoint.step}" if digest.checkpoint else None
-    left = sweep_ended(fleet, record.hosts) if ended and not force else sweep(fleet, record.hosts, kill=force)
+    left = sweep_ended(fleet, record.hosts) if ended and not force else _sweep_head_first(fleet, record, kill=force)
     unreached = [host.name for host in record.hosts if host.name in fleet.failed]
     if unreached:
         raise errors.Partial(
@@ -118,13 +117,14 @@ def _without_allocation(home: Home, record: JobRecord, error: errors.PsctlError)
 def kill(fleet: Fleet, record: JobRecord) -> None:
     """Kill a job's processes, and no others, on every host that is reached."""
 
-    def end(name: HostName, shell: Shell) -> None:
-        host = next(host for host in record.hosts if host.name == name)
-        if host.started:
-            shell.signal(Process(host.pid, host.started), signal.SIGKILL)
+    _sweep_head_first(fleet, record, kill=True)
 
-    fleet.each(end, names=[host.name for host in record.hosts])
-    sweep(fleet, record.hosts, kill=True)
+
+def _sweep_head_first(fleet: Fleet, record: JobRecord, *, kill: bool) -> list[str]:
+    """Sweep the head, then all hosts: a coordinator that sees another host end would report that as a failure."""
+    if kill:
+        sweep(fleet, [record.head], kill=True)
+    return sweep(fleet, record.hosts, kill=kill)
 
 
 def discard(home: Home, fleet: Fleet, record: JobRecord) -> None:

@@ -318,14 +318,16 @@ def sweep(question: Question) -> Question:
     """Return the processes of a job that still run after `seconds`; with `kill`, kill exactly those.
 
     With `kill`, and when none runs any more, remove what a killed supervisor has left, such as secrets and keys.
+    All are stopped before the first is killed: one that saw another end would report a failure in the event log.
     """
     folder, deadline = question["folder"], time.monotonic() + question.get("seconds", 0)
     while True:
         left = processes(folder)
         if question.get("kill"):
-            for pid, started in left.items():
-                if identity(pid) == started:
-                    os.kill(pid, signal.SIGKILL)
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for pid, started in left.items():
+                    if identity(pid) == started:
+                        os.kill(pid, number)
         if not left or time.monotonic() > deadline:
             break
         time.sleep(0.05)
