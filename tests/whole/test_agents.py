@@ -122,12 +122,13 @@ class Full(Plain):
     def __init__(self, hosts: Any, folder: Path) -> None:
         super().__init__(hosts, folder, workdir="/small/psctl")
         for name in hosts:
-            hosts.disk(name, "/small", "16m")
+            hosts.disk(name, "/small", "32m")
 
     def fill(self) -> None:
         """Wait until the script has filled the disks, and take what psctl has left of them."""
         fill = ["sh", "-c", "cat /dev/zero >> /small/full"]
         for name in self.hosts:
+            until(lambda name=name: self.count(name), 60, name=f"a script on {name} that prints")
             until(lambda name=name: self.free(name) < 1_000_000, 60, name=f"a full disk on {name}")
             self.hosts.exec(name, fill, check=False)
             while self.free(name):  # the coordinator's journal is given up when the disk is full
