@@ -110,7 +110,7 @@ PLAN = {
         },
         {
             "strategy": "ring", "params": {}, "seconds": None, "steps": None, "bytes_per_rank": None,
-            "bottleneck": None, "feasible": False, "why_not": "not in this version",
+            "bottleneck": None, "feasible": False, "why_not": "2 ranks are too few",
         },
     ],
 }  # fmt: skip
@@ -214,7 +214,7 @@ def test_checkpoints_in_a_pipe():
 def test_plan_in_a_pipe_ends_with_the_choice():
     rows = piped(tables.draw_plan, PLAN)
     assert rows[1] == ["ps", "520 ms", "2", "320 MB", "node-a NIC"]
-    assert rows[2] == ["ring", "-", "-", "-", "not in this version"]
+    assert rows[2] == ["ring", "-", "-", "-", "2 ranks are too few"]
     assert rows[-1] == ["160 MB of gradients, 4 ranks, before the run: ps, fastest of 2"]
 
 

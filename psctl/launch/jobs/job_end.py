@@ -88,7 +88,10 @@ def stop(home: Home, record: JobRecord, fleet: Fleet, *, save: bool, force: bool
         record = settle(home, record, digest, forced=force)
         ended = digest.finished is not None
         checkpoint = f"{record.job}@{digest.checkpoint.step}" if digest.checkpoint else None
-    left = sweep_ended(fleet, record.hosts) if ended and not force else _sweep_head_first(fleet, record, kill=force)
+    if force:
+        left = kill(fleet, record)
+    else:
+        left = sweep_ended(fleet, record.hosts) if ended else sweep(fleet, record.hosts, kill=False)
     unreached = [host.name for host in record.hosts if host.name in fleet.failed]
     if unreached:
         raise errors.Partial(
@@ -114,17 +117,13 @@ def _without_allocation(home: Home, record: JobRecord, error: errors.PsctlError)
     return Stopped(record.job, record.state, was, checkpoint=None)
 
 
-def kill(fleet: Fleet, record: JobRecord) -> None:
-    """Kill a job's processes, and no others, on every host that is reached."""
+def kill(fleet: Fleet, record: JobRecord) -> list[str]:
+    """Kill a job's processes, and no others, on every host that is reached; return those that could not be killed.
 
-    _sweep_head_first(fleet, record, kill=True)
-
-
-def _sweep_head_first(fleet: Fleet, record: JobRecord, *, kill: bool) -> list[str]:
-    """Sweep the head, then all hosts: a coordinator that sees another host end would report that as a failure."""
-    if kill:
-        sweep(fleet, [record.head], kill=True)
-    return sweep(fleet, record.hosts, kill=kill)
+    The head's first, without a wait for their end: a coordinator that saw another host end would report a failure.
+    """
+    sweep(fleet, [record.head], kill=True, seconds=0)
+    return sweep(fleet, record.hosts, kill=True)
 
 
 def discard(home: Home, fleet: Fleet, record: JobRecord) -> None:
@@ -141,13 +140,20 @@ def discard(home: Home, fleet: Fleet, record: JobRecord) -> None:
     home.release_name(record.job)
 
 
-def sweep(fleet: Fleet, hosts: Iterable[HostRecord], *, kill: bool) -> list[str]:
-    """Return the processes of a job that still run on reached hosts, as "host: command"; with `kill`, kill all."""
+def sweep(fleet: Fleet, hosts: Iterable[HostRecord], *, kill: bool, seconds: float = SWEEP) -> list[str]:
+    """Return the processes of a job that still run on reached hosts, as "host: command"; with `kill`, kill all.
+
+    Args:
+        fleet: connections to hosts.
+        hosts: the job's hosts.
+        kill: kill the processes.
+        seconds: how long to wait for their end.
+    """
     by_name = {host.name: host for host in hosts}
 
     def look(name: HostName, shell: Shell) -> list[str]:
         host = by_name[name]
-        question = {"folder": host.job_dir, "kill": kill, "seconds": SWEEP}
+        question = {"folder": host.job_dir, "kill": kill, "seconds": seconds}
         answer = run_program(shell, host.python, HOST_STATE, "sweep", question, SWEPT)
         return [f"{name}: {each.command or each.pid}" for each in answer.left]
 
