@@ -177,15 +177,16 @@ class Server:
 
     def _wait_for(self, found: Callable[[], T | None]) -> T | None:
         """Return the first result of `found` that is not None, sending heartbeats meanwhile; None at the end."""
-        with self._changed:
-            while self._ending is None:
-                value = found()
-                if value is not None:
+        while True:
+            with self._changed:
+                if self._ending is None and (value := found()) is not None:
                     return value
-                self._changed.wait(BEAT)
-                if self._coordinator is not None and self._ending is None:
-                    self._coordinator.send(Heartbeat(self._step(), self._doing()))
-        return None
+                if self._ending is None:
+                    self._changed.wait(BEAT)
+                if self._ending is not None:
+                    return None
+            if self._coordinator is not None:  # without the lock, which its reader needs to receive
+                self._coordinator.send(Heartbeat(self._step(), self._doing()))
 
     def _step(self) -> int:
         return self.state.version if self.state is not None else 0
