@@ -188,7 +188,7 @@ class Job(ThreadedJob):
         self.exits(member)
 
     def _leave(self, member: Member, why: BaseException) -> None:
-        if member not in self._dismissed:
+        if member not in self._dismissed and self.machine.job.restart is None:  # else all processes are ended
             self._errors.append(why)
 
     def _die(self, member: Member) -> None:

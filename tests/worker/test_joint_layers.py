@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from psctl.clock import SystemClock
 from psctl.collectives.group_collectives import GroupCollectives
-from psctl.errors import PeerLost, UsageError
+from psctl.errors import ConnectionFailed, PeerLost, UsageError
 from psctl.job.training_messages import Decision
 from psctl.schedule.algorithms.catalog import ScheduleOptions
 from psctl.sync.synchronizer import ExampleWeight
@@ -113,8 +113,8 @@ def test_when_a_worker_is_lost_all_continue_from_the_checkpoint(planes: Any, alo
     def script(run: Run) -> dict[str, torch.Tensor]:
         try:
             return train(run, before=die)
-        except PeerLost:
-            raise Killed from None  # this worker's process ends too
+        except (PeerLost, ConnectionFailed):
+            raise Killed from None  # this worker's process ends too, by itself or by its agent
 
     job = Job(workers=3, servers=1, planes=planes, joint_batch_norm=True, every=4)
     for found in job.run(script):
