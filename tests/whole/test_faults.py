@@ -184,9 +184,13 @@ KINDS = {
 
 
 def pids_of(lab: Lab, kind: str) -> list[tuple[str, int]]:
+    """Return the processes of a kind by host, without the shells that start them, whose arguments name it too."""
     return [
-        (name, pid) for name in lab.hosts for pid, line in lab.hosts.processes(name) if KINDS[kind] in line
-    ]  # fmt: skip
+        (name, pid)
+        for name in lab.hosts
+        for pid, line in lab.hosts.processes(name)
+        if KINDS[kind] in line and Path(line.split()[0]).name.startswith("python")
+    ]
 
 
 def kill(lab: Lab, process: Any, kind: str) -> None:

@@ -318,16 +318,12 @@ def sweep(question: Question) -> Question:
     """Return the processes of a job that still run after `seconds`; with `kill`, kill exactly those.
 
     With `kill`, and when none runs any more, remove what a killed supervisor has left, such as secrets and keys.
-    All are stopped before the first is killed: one that saw another end would report a failure in the event log.
     """
     folder, deadline = question["folder"], time.monotonic() + question.get("seconds", 0)
     while True:
         left = processes(folder)
         if question.get("kill"):
-            for number in (signal.SIGSTOP, signal.SIGKILL):
-                for pid, started in left.items():
-                    if identity(pid) == started:
-                        os.kill(pid, number)
+            kill_all(left)
         if not left or time.monotonic() > deadline:
             break
         time.sleep(0.05)
@@ -335,6 +331,20 @@ def sweep(question: Question) -> Question:
         clean(folder)
     sweep_unread(workdir_of(folder))
     return {"left": [{"pid": pid, "command": command_of(pid)} for pid in left]}
+
+
+def kill_all(found: dict[int, str]) -> None:
+    """Kill processes, given by pid and identity.
+
+    All are stopped before the first is killed: one that saw another end would report a failure in the event log.
+    """
+    allowed = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid, started in found.items():
+            if identity(pid) == started:
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # has just ended; is reported as left
+                    os.kill(pid, number)
+    signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
 
 
 def clean(folder: str) -> None:
