@@ -16,9 +16,11 @@ from psctl.launch.agent_calls import JobDigest
 from psctl.launch.clusters import ChosenCluster, embedded_cluster
 from psctl.launch.home import Home, HostRecord, JobRecord, KnownCluster, ReportedRank
 from psctl.launch.jobs import job_status
-from psctl.launch.jobs.job_end import settle
+from psctl.launch.jobs.job_end import SWEEP, kill, settle
 from psctl.remote.fleet import Fleet, Outcome
+from psctl.remote.shell import CommandResult
 from psctl.types import HostName
+from tests.helpers.fake_shell import FakeShell
 
 RECORD = JobRecord(
     job="digits-1", name="digits", created=1.0, cluster=KnownCluster("lab", "", "", 0.0),
@@ -125,6 +127,27 @@ def test_status_connects_once_to_each_host_of_the_cluster(tmp_path: Path) -> Non
     assert (asked[2:], jobs[0]["state"]) == ([("other", ["local"])], "unknown"), (
         "a job of another cluster is asked there"
     )
+
+
+def test_the_head_is_killed_first(tmp_path: Path) -> None:
+    """Else its coordinator would write that another host is lost."""
+    asked: list[tuple[str, object, object]] = []
+
+    def host(name: str) -> FakeShell:
+        def answer(argv: Sequence[str], stdin: bytes) -> CommandResult:
+            question = msgspec.json.decode(argv[-1])
+            asked.append((name, question["kill"], question["seconds"]))
+            return CommandResult(0, b'{"left": []}', b"")
+
+        shell = FakeShell(name)
+        shell.on("python3", answer)
+        return shell
+
+    hosts = [HostRecord(name, "/w", f"/w/jobs/digits-1/{name}", "python3", "/w/code/1") for name in ("a", "b", "c")]
+    fleet = Fleet({HostName(name): host(name) for name in ("a", "b", "c")}, {})
+    assert kill(fleet, msgspec.structs.replace(RECORD, hosts=hosts, leader=1)) == []
+    assert asked[0] == ("b", True, 0)
+    assert sorted(asked[1:]) == [("a", True, SWEEP), ("b", True, SWEEP), ("c", True, SWEEP)]
 
 
 def test_a_job_whose_psctl_was_killed_is_placing_until_its_host_gives_it_up(tmp_path: Path) -> None:
